@@ -1,0 +1,71 @@
+# One virtual environment, filled in two steps by stamp files: the base alone for the demo, everything for the tests.
+# Works from a fresh clone; nothing outside this folder is written.
+
+PYTHON  ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
+# A released CPU build is enough for the tests. "make test TORCH=" runs without torch.
+TORCH   ?= torch==2.13.0
+BACKENDS := $(patsubst %/pyproject.toml,%,$(wildcard backends/*/pyproject.toml))
+VENV    := .venv
+BIN     := $(VENV)/bin
+PIP     := $(BIN)/python -m pip --disable-pip-version-check install -q
+PROJECTS := pyproject.toml $(BACKENDS:%=%/pyproject.toml)
+
+.PHONY: help demo test check format lint types floors docs dist clean
+
+help:
+	@echo "make demo    two processes share memory, one is killed, the other goes on"
+	@echo "make test    all tests that need no accelerator          (PYTEST_ARGS=... is passed on)"
+	@echo "make check   lint, format, types, import floors, documentation"
+	@echo "make format  rewrite the sources in the project's format"
+	@echo "make dist    wheels of the core and of every backend, in dist/"
+	@echo "make clean   remove what was built, the virtual environment included"
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.base: pyproject.toml | $(BIN)/python
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: $(PROJECTS) | $(BIN)/python
+	$(PIP) $(TORCH) -e '.[hicache,conformance,dev]' $(BACKENDS:%=-e ./%)
+	@touch $(VENV)/.base $@
+
+demo: $(VENV)/.base
+	$(BIN)/devipc demo $(DEMO_ARGS)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -m 'not hardware' $(PYTEST_ARGS)
+
+check: lint types floors docs
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# Each backend is checked in its own folder: its tests are not the core's, and its settings are its own.
+types: $(VENV)/.dev
+	$(BIN)/mypy devipc tests $(wildcard benchmarks)
+	@set -e; for backend in $(BACKENDS); do \
+	    echo "mypy $$backend"; \
+	    ( cd $$backend && $(CURDIR)/$(BIN)/mypy --strict --explicit-package-bases \
+	        --cache-dir $(CURDIR)/.mypy_cache/$$backend . ); \
+	done
+
+floors: $(VENV)/.dev
+	$(BIN)/lint-imports --no-logo
+
+docs: $(VENV)/.dev
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+
+dist: $(VENV)/.dev
+	@set -e; for project in . $(BACKENDS); do \
+	    $(BIN)/python -m build --wheel --outdir dist $$project; \
+	done
+
+clean:
+	rm -rf $(VENV) dist build docs/_build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .cache
