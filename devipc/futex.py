@@ -1,0 +1,69 @@
+"""The two futex calls that processes need to wake each other through a shared 32-bit word.
+
+Owns the system call and nothing else. Waits release the GIL. A wake-up may be spurious: callers re-read their word.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+
+from devipc.errors import CapabilityError
+
+__all__ = ["OWNER_DIED", "TID_MASK", "WAITERS", "futex_wait", "futex_wake"]
+
+WAITERS = 0x80000000
+OWNER_DIED = 0x40000000
+TID_MASK = 0x3FFFFFFF
+
+_FUTEX_WAIT = 0
+_FUTEX_WAKE = 1
+_SYSCALL = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("tv_sec", ctypes.c_int64), ("tv_nsec", ctypes.c_int64))
+
+
+def _number() -> int:
+    if _SYSCALL is None:
+        raise CapabilityError(f"no futex call known for {platform.machine()}", remedy="use x86-64 or aarch64")
+    return _SYSCALL
+
+
+def futex_wait(address: int, expected: int, *, timeout_s: float) -> bool:
+    """Sleep while the 32-bit word at ``address`` equals ``expected``, at most ``timeout_s`` seconds.
+
+    Returns False on timeout, True otherwise (woken, word already different, interrupted): the caller re-reads the word.
+    """
+    seconds = int(timeout_s)
+    timeout = _Timespec(seconds, int((timeout_s - seconds) * 1e9))
+    result = _libc.syscall(
+        ctypes.c_long(_number()),
+        ctypes.c_void_p(address),
+        ctypes.c_int(_FUTEX_WAIT),
+        ctypes.c_uint32(expected),
+        ctypes.byref(timeout),
+        ctypes.c_void_p(None),
+        ctypes.c_int(0),
+    )
+    return not (result == -1 and ctypes.get_errno() == 110)
+
+
+def futex_wake(address: int, *, count: int = 2**31 - 1) -> int:
+    """Wake up to ``count`` waiters of the word at ``address``, in all processes; return how many were woken."""
+    woken = _libc.syscall(
+        ctypes.c_long(_number()),
+        ctypes.c_void_p(address),
+        ctypes.c_int(_FUTEX_WAKE),
+        ctypes.c_int(count),
+        ctypes.c_void_p(None),
+        ctypes.c_void_p(None),
+        ctypes.c_int(0),
+    )
+    if woken < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return int(woken)

@@ -1,0 +1,173 @@
+"""Sealed anonymous shared memory: made here, checked here, mapped here.
+
+Owns the rule that no shared memory is mapped before it is known that nobody can shrink it: a peer's ``ftruncate`` on
+an unsealed file would be our SIGBUS. Knows nothing of what the bytes mean.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import stat
+
+from devipc.errors import ClosedError, HandleError, ResourceExhausted, UsageError
+
+__all__ = ["PAGE_NBYTES", "SharedMap", "create_memfd", "round_up", "validate_memfd"]
+
+PAGE_NBYTES = mmap.PAGESIZE
+REQUIRED_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int64,
+]
+_libc.munmap.restype = ctypes.c_int
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_MAP_FAILED = 2 ** (8 * ctypes.sizeof(ctypes.c_void_p)) - 1
+
+
+def round_up(nbytes: int, multiple: int) -> int:
+    """Return ``nbytes`` rounded up to a multiple of ``multiple``."""
+    return -(-nbytes // multiple) * multiple
+
+
+def create_memfd(name: str, nbytes: int) -> int:
+    """Make a sealed memfd whose pages are all reserved, and return its descriptor (close-on-exec, owned by the caller).
+
+    Parameters
+    ----------
+    name : str
+        Shown in ``/proc/PID/maps``; need not be unique.
+    nbytes : int
+        Size, at least 1; the file gets exactly this size, zero-filled.
+
+    Raises
+    ------
+    ResourceExhausted
+        When descriptors or memory ran out. Space is reserved here, so that a later store cannot end in SIGBUS.
+    """
+    if nbytes <= 0:
+        raise UsageError(f"shared memory of {nbytes} bytes", remedy="ask for at least one byte")
+    try:
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise _exhausted("memfd_create", nbytes, error) from error
+    try:
+        os.ftruncate(fd, nbytes)
+        os.posix_fallocate(fd, 0, nbytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, REQUIRED_SEALS)
+    except OSError as error:
+        os.close(fd)
+        raise _exhausted("posix_fallocate", nbytes, error) from error
+    return fd
+
+
+def _exhausted(call: str, nbytes: int, error: OSError) -> ResourceExhausted:
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return ResourceExhausted(
+            f"{call}: no file descriptor left ({error.strerror})",
+            code="fds",
+            remedy="raise `ulimit -n` or close mappings that are no longer used",
+        )
+    return ResourceExhausted(
+        f"{call}: cannot reserve {nbytes} bytes of shared host memory ({error.strerror})",
+        code="host_memory",
+        remedy="free host memory, raise the container's memory limit, or ask for less",
+    )
+
+
+def validate_memfd(fd: int, *, min_nbytes: int) -> int:
+    """Check a received descriptor before it is mapped, and return the file's size in bytes.
+
+    Raises
+    ------
+    HandleError
+        When it is no memfd, lacks one of the seals SHRINK, GROW and SEAL, or is smaller than ``min_nbytes``.
+    """
+    try:
+        info = os.fstat(fd)
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError as error:
+        raise HandleError(
+            f"received descriptor is not a sealable memory file ({error.strerror})",
+            code="not_a_memfd",
+            remedy="the exporter must pass a memfd; check that both sides run the same devipc version",
+        ) from error
+    if not stat.S_ISREG(info.st_mode) or seals & REQUIRED_SEALS != REQUIRED_SEALS:
+        raise HandleError(
+            "received memory file is not sealed against a change of size",
+            code="unsealed",
+            remedy="seal it with F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_SEAL before sending it",
+        )
+    if info.st_size < min_nbytes:
+        raise HandleError(
+            f"received memory file has {info.st_size} bytes, at least {min_nbytes} were announced",
+            code="too_small",
+            remedy="the exporter announced more than it shares; its handle is not to be trusted",
+        )
+    return info.st_size
+
+
+class SharedMap:
+    """A shared mapping of one descriptor, at a plain address.
+
+    The descriptor is not kept: the mapping lives on when it is closed. Views taken from :attr:`view` must not be used
+    after :meth:`close`; whoever hands them out keeps the map open. Not thread-safe against its own ``close``.
+
+    Parameters
+    ----------
+    fd : int
+        A descriptor that :func:`create_memfd` made or :func:`validate_memfd` accepted.
+    nbytes : int
+        Length to map, from offset ``offset``.
+    offset : int
+        Multiple of the page size.
+    writable : bool
+        False maps read-only: a store through it ends the process, so only readers ask for it.
+    """
+
+    __slots__ = ("_view", "address", "nbytes")
+
+    def __init__(self, fd: int, nbytes: int, *, offset: int = 0, writable: bool = True) -> None:
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        address = _libc.mmap(None, nbytes, protection, mmap.MAP_SHARED, fd, offset)
+        if address is None or address == _MAP_FAILED:
+            code = ctypes.get_errno()
+            raise ResourceExhausted(
+                f"mmap of {nbytes} bytes failed ({os.strerror(code)})",
+                code="mmap",
+                remedy="check `ulimit -v`, vm.max_map_count and the container's memory limit",
+            )
+        self.address: int = address
+        self.nbytes = nbytes
+        raw = (ctypes.c_char * nbytes).from_address(address)
+        view = memoryview(raw).cast("B")
+        self._view: memoryview | None = view if writable else view.toreadonly()
+
+    @property
+    def view(self) -> memoryview:
+        """The mapped bytes (format ``B``); valid until :meth:`close`."""
+        if self._view is None:
+            raise ClosedError("the mapping is closed", remedy="keep it open while it is used")
+        return self._view
+
+    @property
+    def closed(self) -> bool:
+        """True once the address range was given back."""
+        return self._view is None
+
+    def close(self) -> None:
+        """Unmap. Calling it again does nothing."""
+        if self._view is None:
+            return
+        self._view = None
+        _libc.munmap(self.address, self.nbytes)
