@@ -63,6 +63,7 @@ docs: $(VENV)/.dev
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 
 dist: $(VENV)/.dev
+	rm -rf dist
 	@set -e; for project in . $(BACKENDS); do \
 	    $(BIN)/python -m build --wheel --outdir dist $$project; \
 	done

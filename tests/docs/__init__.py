@@ -1,0 +1,1 @@
+"""What the documentation shows must run, and what it points to must exist."""
