@@ -14,8 +14,13 @@ from devipc.errors import CapabilityError
 __all__ = ["OWNER_DIED", "TID_MASK", "WAITERS", "futex_wait", "futex_wake"]
 
 WAITERS = 0x80000000
+"""Bit of a robust mutex's word: somebody sleeps on it."""
+
 OWNER_DIED = 0x40000000
+"""Bit that the kernel sets when the thread that held the mutex ended."""
+
 TID_MASK = 0x3FFFFFFF
+"""Bits that hold the thread id of the mutex's owner; 0 when it is free."""
 
 _FUTEX_WAIT = 0
 _FUTEX_WAKE = 1

@@ -18,6 +18,8 @@ from devipc.errors import ClosedError, HandleError, ResourceExhausted, UsageErro
 __all__ = ["PAGE_NBYTES", "SharedMap", "create_memfd", "round_up", "validate_memfd"]
 
 PAGE_NBYTES = mmap.PAGESIZE
+"""Size of a page of this machine in bytes."""
+
 REQUIRED_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 _libc = ctypes.CDLL(None, use_errno=True)

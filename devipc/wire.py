@@ -32,13 +32,24 @@ __all__ = [
 
 MAGIC = b"dIPC"
 WIRE_VERSION = 1
+"""Version in every frame; both sides must speak the same."""
+
 _HEADER = struct.Struct("<4sHHIQHH")
+
 HEADER_NBYTES = _HEADER.size
+"""Size of the head of a frame in bytes."""
+
 MAX_FRAME_NBYTES = 64 * 1024
+"""Size of the largest frame in bytes, its head included."""
+
 MAX_BODY_NBYTES = MAX_FRAME_NBYTES - HEADER_NBYTES
+"""Size of the largest body of one frame in bytes."""
+
 MAX_MESSAGE_NBYTES = 16 * 1024 * 1024
 """A message of several frames never grows beyond this."""
 MAX_MESSAGE_FDS = 16 * 1024
+"""Most descriptors that one message may carry."""
+
 MAX_PAYLOAD_NBYTES = 512
 MAX_CHUNKS = 64 * 1024
 MAX_EXTENT_NBYTES = 2**56
@@ -96,7 +107,9 @@ def decode_header(frame: bytes | memoryview) -> Header:
         raise WireError(f"frame of {len(frame)} bytes is shorter than its header", code="short_frame")
     magic, version, kind, body_nbytes, request, fd_count, flags = _HEADER.unpack_from(frame)
     if magic != MAGIC:
-        raise WireError("frame does not begin with the devipc magic", code="magic", remedy="the peer is no devipc process")
+        raise WireError(
+            "frame does not begin with the devipc magic", code="magic", remedy="the peer is no devipc process"
+        )
     if version != WIRE_VERSION:
         raise WireError(
             f"wire version {version}, this side speaks {WIRE_VERSION}",
@@ -204,9 +217,7 @@ class Reader:
         """Take exactly ``nbytes`` bytes."""
         end = self._at + nbytes
         if nbytes < 0 or end > len(self._data):
-            raise WireError(
-                f"message ends {end - len(self._data)} bytes inside a field of {nbytes}", code="truncated"
-            )
+            raise WireError(f"message ends {end - len(self._data)} bytes inside a field of {nbytes}", code="truncated")
         taken = self._data[self._at : end]
         self._at = end
         return taken
