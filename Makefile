@@ -7,7 +7,7 @@ TORCH   ?= torch==2.13.0
 BACKENDS := $(patsubst %/pyproject.toml,%,$(wildcard backends/*/pyproject.toml))
 VENV    := .venv
 BIN     := $(VENV)/bin
-PIP     := $(BIN)/python -m pip --disable-pip-version-check install -q
+PIP     := $(BIN)/python -m pip --disable-pip-version-check install -qq
 PROJECTS := pyproject.toml $(BACKENDS:%=%/pyproject.toml)
 
 .PHONY: help demo test check format lint types floors docs dist clean
