@@ -10,13 +10,10 @@ import pluggy
 
 from devipc.interfaces.backend import Backend
 
-__all__ = ["CONTRACT_VERSION", "ENTRY_POINT_GROUP", "PROJECT", "hookimpl", "hookspec"]
+__all__ = ["CONTRACT_VERSION", "PROJECT", "hookimpl", "hookspec"]
 
 PROJECT = "devipc"
 """Name under which pluggy keeps the hook."""
-
-ENTRY_POINT_GROUP = "devipc.backends"
-"""Group of the entry points that name plugin modules."""
 
 CONTRACT_VERSION = 1
 """Version of everything that :mod:`devipc.spi` names; a plugin made for another one is quarantined."""
