@@ -1,0 +1,108 @@
+"""Copies as plain lists: checked snapshots of the caller's arrays, and the loops that run them.
+
+Owns layout checks of descriptor arrays and the fastest way to move bytes from Python. Which addresses may be touched
+is asked of :mod:`devipc.host.ranges`. Works on any buffer of 64-bit unsigned integers; numpy is used when the process
+has loaded it. Copies whose source and destination overlap have no defined result, as on devices, but harm nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from devipc.host.maps import move, view_at
+from devipc.host.ranges import loaded_numpy
+from devipc.spi import UsageError
+
+__all__ = ["Rect", "columns_of", "run_batch", "run_rects", "spans_of"]
+
+Rect = tuple[int, int, int, int, int, int]
+"""dst, src, dst_pitch, src_pitch, width, height."""
+
+_LARGEST = 2**47
+"""No address range of a process is longer, and products of two checked values stay far below 2**64."""
+_WIDE_ROW_NBYTES = 32 << 10
+"""From here on one call per row costs less than the array set-up and its overlap check."""
+
+
+def columns_of(array: object, *, name: str, width: int | None = None) -> Any:
+    """Snapshot a C-contiguous buffer of uint64: a list of ints, or of tuples of ``width`` ints.
+
+    Raises
+    ------
+    UsageError
+        For anything else; a wrong type or layout is never converted.
+    """
+    try:
+        view = memoryview(array)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(f"{name} is a {type(array).__name__}", remedy="pass a numpy array of uint64") from None
+    shape = (view.shape or ())[:1] + (() if width is None else (width,))
+    if view.format not in ("Q", "L") or view.itemsize != 8 or view.shape != shape or view.ndim != len(shape):
+        expected = "(n,)" if width is None else f"(n, {width})"
+        raise UsageError(
+            f"{name} has format {view.format!r} and shape {view.shape}, not uint64 and {expected}",
+            remedy="pass a numpy array of uint64",
+        )
+    if not view.c_contiguous:
+        raise UsageError(f"{name} is not C-contiguous", remedy="pass numpy.ascontiguousarray(...)")
+    rows: Any = view.tolist()
+    return rows if width is None else [tuple(row) for row in rows]
+
+
+def spans_of(copies: Sequence[Rect]) -> tuple[list[int], list[int]]:
+    """Return how many bytes each copy reaches over at its destination and at its source; 0 for empty copies.
+
+    Raises
+    ------
+    UsageError
+        When a row is wider than its pitch or a value is larger than any address range.
+    """
+    dst_spans, src_spans = [], []
+    for index, (_, _, dst_pitch, src_pitch, width, height) in enumerate(copies):
+        if width == 0 or height == 0:
+            dst_spans.append(0)
+            src_spans.append(0)
+            continue
+        if height == 1:
+            dst_pitch = src_pitch = width
+        if width > min(dst_pitch, src_pitch):
+            raise UsageError(
+                f"copies[{index}]: rows of {width} bytes are wider than the pitch {min(dst_pitch, src_pitch)}",
+                remedy="width <= pitch, where there is more than one row",
+            )
+        spans = (height - 1) * dst_pitch + width, (height - 1) * src_pitch + width
+        if max(spans) > _LARGEST:
+            raise UsageError(f"copies[{index}] reaches over {max(spans)} bytes", remedy="check pitch and height")
+        dst_spans.append(spans[0])
+        src_spans.append(spans[1])
+    return dst_spans, src_spans
+
+
+def run_batch(copies: Iterable[tuple[int, int, int]]) -> None:
+    """Move ``(dst, src, nbytes)`` one after the other."""
+    for dst, src, nbytes in copies:
+        move(dst, src, nbytes)
+
+
+def run_rects(copies: Iterable[Rect]) -> None:
+    """Run two-dimensional copies one after the other."""
+    np = loaded_numpy()
+    for dst, src, dst_pitch, src_pitch, width, height in copies:
+        if width == 0 or height == 0:
+            continue
+        if dst_pitch == src_pitch == width or height == 1:
+            move(dst, src, width * height)
+        elif np is None or width >= _WIDE_ROW_NBYTES:
+            for row in range(height):
+                move(dst + row * dst_pitch, src + row * src_pitch, width)
+        else:
+            np.copyto(_rows(np, dst, dst_pitch, width, height), _rows(np, src, src_pitch, width, height))
+
+
+def _rows(np: Any, address: int, pitch: int, width: int, height: int) -> Any:
+    """Return the rows as a numpy array over the memory, in the widest unit that fits."""
+    whole = view_at(address, (height - 1) * pitch + width)
+    unit = 8 if (address | pitch | width) % 8 == 0 else 1
+    dtype = np.uint64 if unit == 8 else np.uint8
+    return np.ndarray((height, width // unit), dtype, buffer=whole, strides=(pitch, unit))

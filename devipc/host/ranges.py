@@ -1,0 +1,216 @@
+"""Which addresses device work may touch: the live ranges of one device, and how much queued work uses each.
+
+Owns the rule that keeps the process alive: no address reaches a byte move unless it lies inside one live range, and
+no range is unmapped while queued work uses it. Knows no stream and no wire form.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from devipc.spi import ClosedError, MemoryKind, UsageError
+
+__all__ = ["Range", "Ranges", "loaded_numpy", "next_identity"]
+
+_identities = itertools.count(1)
+_VECTOR_MIN = 16
+
+
+def next_identity() -> int:
+    """Return a number that this process never used before, for allocations and mappings."""
+    return next(_identities)
+
+
+def loaded_numpy() -> Any:
+    """Return numpy when this process has loaded it, else None.
+
+    Never imports it: callers that have arrays have numpy, and for all others plain loops are enough.
+    """
+    return sys.modules.get("numpy")
+
+
+@dataclass(slots=True, eq=False)
+class Range:
+    """Addresses ``[start, end)`` that device work may touch.
+
+    Parameters
+    ----------
+    start, end : int
+        Exact bounds of what may be touched.
+    kind : MemoryKind
+        What :meth:`HostMemory.describe` answers.
+    identity : int
+        Never used twice in this process.
+    owner : object
+        What the part of the backend that added the range keeps for it.
+    dispose : callable
+        Called once, with no lock held, when the range was retired and no queued work uses it any more.
+    """
+
+    start: int
+    end: int
+    kind: MemoryKind
+    identity: int
+    owner: Any = None
+    dispose: Callable[[], None] = field(default=lambda: None)
+    pending: int = 0
+    live: bool = True
+
+    @property
+    def nbytes(self) -> int:
+        """Length in bytes."""
+        return self.end - self.start
+
+
+class Ranges:
+    """All live ranges of one device, sorted and disjoint. Every method may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._drained = threading.Condition(self._lock)
+        self._ranges: list[Range] = []
+        self._starts: list[int] = []
+        self._vectors: tuple[Any, Any] | None = None
+        self._shut = False
+
+    def add(self, new: Range) -> None:
+        """Make a range usable. Raises UsageError when it overlaps a live one, ClosedError after :meth:`shut`."""
+        with self._lock:
+            if self._shut:
+                raise ClosedError("the device is closed", remedy="open it again")
+            at = bisect_right(self._starts, new.start)
+            for other in self._ranges[max(at - 1, 0) : at + 1]:
+                if other.start < new.end and new.start < other.end:
+                    raise UsageError(
+                        f"[{new.start:#x}, {new.end:#x}) overlaps the live {other.kind} range"
+                        f" [{other.start:#x}, {other.end:#x})",
+                        code="overlap",
+                        remedy="register each piece of host memory once, and no memory that a device allocated",
+                    )
+            self._ranges.insert(at, new)
+            self._starts.insert(at, new.start)
+            self._vectors = None
+
+    def find(self, ptr: int) -> Range | None:
+        """Return the live range that ``ptr`` points into."""
+        with self._lock:
+            return self._find(ptr, 1)
+
+    def shut(self) -> list[Range]:
+        """Let nothing be added any more, and return what is live."""
+        with self._lock:
+            self._shut = True
+            return list(self._ranges)
+
+    def _find(self, ptr: int, nbytes: int) -> Range | None:
+        at = bisect_right(self._starts, ptr) - 1
+        if at >= 0 and ptr + nbytes <= self._ranges[at].end:
+            return self._ranges[at]
+        return None
+
+    def hold(self, ptr: int, nbytes: int, *, what: str, kind: MemoryKind | None = None) -> Range:
+        """Return the range around ``[ptr, ptr + nbytes)`` and count one more piece of queued work on it.
+
+        Raises
+        ------
+        UsageError
+            When no live range (of ``kind``, where given) contains all of it.
+        """
+        with self._lock:
+            found = self._find(ptr, nbytes)
+            if found is None or (kind is not None and found.kind is not kind):
+                raise _outside(what, ptr, nbytes)
+            found.pending += 1
+            return found
+
+    def hold_many(self, addresses: Sequence[int], nbytes: Sequence[int], *, what: str) -> list[Range]:
+        """Hold the range around each ``[addresses[i], addresses[i] + nbytes[i])`` of non-zero length, once per range.
+
+        Both are lists of int, or uint64 arrays of shape ``(n,)``.
+
+        Raises
+        ------
+        UsageError
+            When one of them is not inside a live range; names the first. Nothing is held then.
+        """
+        with self._lock:
+            if len(addresses) >= _VECTOR_MIN and loaded_numpy() is not None:
+                held = self._find_vector(addresses, nbytes, what)
+            else:
+                held = {}
+                for index, (ptr, length) in enumerate(zip(addresses, nbytes, strict=True)):
+                    if length:
+                        found = self._find(int(ptr), int(length))
+                        if found is None:
+                            raise _outside(f"{what}[{index}]", int(ptr), int(length))
+                        held[id(found)] = found
+            for found in held.values():
+                found.pending += 1
+            return list(held.values())
+
+    def _find_vector(self, addresses: Sequence[int], nbytes: Sequence[int], what: str) -> dict[int, Range]:
+        np = loaded_numpy()
+        if self._vectors is None:
+            ends = [known.end for known in self._ranges]
+            self._vectors = np.array(self._starts, np.uint64), np.array(ends, np.uint64)
+        starts, ends = self._vectors
+        ptrs, lengths = np.asarray(addresses, np.uint64), np.asarray(nbytes, np.uint64)
+        at = np.searchsorted(starts, ptrs, side="right") - 1
+        wrong = at < 0
+        if len(starts):
+            end = ends[at]
+            # Never ptr + length: that could wrap around.
+            wrong |= (ptrs >= end) | (lengths > end - np.minimum(ptrs, end))
+        used = lengths > 0
+        if (wrong & used).any():
+            index = int((wrong & used).argmax())
+            raise _outside(f"{what}[{index}]", int(ptrs[index]), int(lengths[index]))
+        return {index: self._ranges[index] for index in np.unique(at[used]).tolist()}
+
+    def drop(self, held: Iterable[Range]) -> None:
+        """Count one piece of work less on each; the last one of a retired range disposes of it."""
+        finished = []
+        with self._lock:
+            for one in held:
+                one.pending -= 1
+                if one.pending == 0 and not one.live:
+                    finished.append(one)
+            self._drained.notify_all()
+        for one in finished:
+            one.dispose()
+
+    def retire(self, old: Range) -> bool:
+        """Take a range out: no new work may use it, and it is disposed of when the queued work has run.
+
+        Returns False when it was retired before.
+        """
+        with self._lock:
+            if not old.live:
+                return False
+            old.live = False
+            at = bisect_right(self._starts, old.start) - 1
+            del self._ranges[at], self._starts[at]
+            self._vectors = None
+            idle = old.pending == 0
+        if idle:
+            old.dispose()
+        return True
+
+    def wait_until_idle(self, old: Range) -> None:
+        """Block until no queued work uses ``old``."""
+        with self._drained:
+            self._drained.wait_for(lambda: old.pending == 0)
+
+
+def _outside(what: str, ptr: int, nbytes: int) -> UsageError:
+    return UsageError(
+        f"{what}: [{ptr:#x}, {ptr + nbytes:#x}) does not lie inside one live range of this device",
+        code="address",
+        remedy="use memory that this device allocated, opened or registered, and that is not yet given back",
+    )
