@@ -1,0 +1,351 @@
+"""The import cache: one driver mapping per export, counted here, valid for one life and generation of its exporter.
+
+Owns which extents are mapped into this process and when they are unmapped again. It knows handles and one device's
+memory interface; it knows no connection. Opens run under a deadline in a thread that can be given up, because every
+vendor's open can block.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from devipc.errors import (
+    ClosedError,
+    CompletionTimeout,
+    DevIPCError,
+    DriverError,
+    ResourceExhausted,
+    StaleError,
+    UsageError,
+)
+from devipc.interfaces.memory import DeviceMemoryIPC
+from devipc.types import ExportedExtent, OpenedExtent
+from devipc.wire import MemoryHandle
+
+__all__ = ["LocalExports", "Mapping", "MappingCache", "call_with_deadline", "duplicate_fds", "local_exports"]
+
+T = TypeVar("T")
+Key = tuple[bytes, int, bytes]
+
+_REMEMBERED_REVOCATIONS = 4096
+"""Only opens in flight can still meet a revoked id: the exporter grants none after it revoked."""
+
+
+class LocalExports:
+    """Exports of this very process, so that opening one here never reaches a driver. Forked children start empty."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._ptrs: dict[bytes, tuple[int, int]] = {}
+
+    def add(self, export_id: bytes, ptr: int, nbytes: int) -> None:
+        """Remember where an export lives in this process."""
+        with self._lock:
+            self._ptrs[export_id] = (ptr, nbytes)
+
+    def remove(self, export_id: bytes) -> None:
+        """Forget an export."""
+        with self._lock:
+            self._ptrs.pop(export_id, None)
+
+    def find(self, export_id: bytes) -> tuple[int, int] | None:
+        """Return (address, nbytes) of an export made by this process, else None."""
+        if os.getpid() != self._pid:
+            return None
+        with self._lock:
+            return self._ptrs.get(export_id)
+
+
+local_exports = LocalExports()
+
+
+def duplicate_fds(fds: tuple[int, ...]) -> tuple[int, ...]:
+    """Duplicate descriptors, all or none.
+
+    Raises
+    ------
+    ResourceExhausted
+        When this process has no descriptor left.
+    """
+    copies: list[int] = []
+    try:
+        for fd in fds:
+            copies.append(os.dup(fd))
+    except OSError as error:
+        for fd in copies:
+            os.close(fd)
+        raise ResourceExhausted(
+            f"no file descriptor left while duplicating {len(fds)} ({error.strerror})",
+            code="fds",
+            remedy="raise `ulimit -n` or close mappings that are no longer used",
+        ) from error
+    return tuple(copies)
+
+
+def call_with_deadline(call: Callable[[], T], *, timeout_s: float, what: str, undo: Callable[[T], None]) -> T:
+    """Run ``call`` in a thread of its own; give it up after ``timeout_s``.
+
+    A call that returns after it was given up is undone by that thread, so that nothing stays behind.
+
+    Raises
+    ------
+    CompletionTimeout
+        When the time is up. The driver may still hold locks: do not retry on the same device at once.
+    """
+    done = threading.Event()
+    lock = threading.Lock()
+    outcome: list[T] = []
+    failure: list[BaseException] = []
+    abandoned = False
+
+    def run() -> None:
+        try:
+            result = call()
+        except BaseException as error:
+            failure.append(error)
+        else:
+            with lock:
+                late = abandoned
+                if not late:
+                    outcome.append(result)
+            if late:
+                undo(result)
+        done.set()
+
+    threading.Thread(target=run, name=f"devipc-{what}", daemon=True).start()
+    if not done.wait(timeout_s):
+        with lock:
+            abandoned = not outcome and not failure
+        if abandoned:
+            raise CompletionTimeout(
+                f"{what} did not return within {timeout_s:g} s",
+                code="driver_blocked",
+                retryable=False,
+                remedy="the driver hangs; check the peer, then restart this process if it does not return",
+            )
+        done.wait()
+    if failure:
+        raise failure[0]
+    return outcome[0]
+
+
+@dataclass(slots=True, eq=False)
+class Mapping:
+    """One mapped extent. Counted by the cache; :attr:`stale` once its exporter's life or generation has ended."""
+
+    key: Key
+    opened: OpenedExtent
+    local: bool
+    users: int = 0
+    stale: str = field(default="")
+
+    @property
+    def ptr(self) -> int:
+        """Device address of the first shared byte."""
+        return self.opened.ptr
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the shared range."""
+        return self.opened.nbytes
+
+
+class MappingCache:
+    """Keeps mappings open while they are used, and the most recently used idle ones for the next open.
+
+    All methods may be called from any thread. Opens of *different* exports run side by side; a second open of the same
+    export waits for the first.
+
+    Parameters
+    ----------
+    memory : DeviceMemoryIPC
+        Where handles are opened.
+    instance : bytes
+        This process's own instance.
+    idle_limit : int
+        Idle mappings to keep; used ones are never dropped and never counted.
+    on_unmapped : callable
+        Called with the export id after each driver unmap, on the thread that did it.
+    """
+
+    def __init__(
+        self,
+        memory: DeviceMemoryIPC,
+        *,
+        instance: bytes,
+        idle_limit: int = 8,
+        on_unmapped: Callable[[bytes], None] = lambda _export_id: None,
+    ) -> None:
+        self._memory = memory
+        self._instance = instance
+        self._idle_limit = idle_limit
+        self._on_unmapped = on_unmapped
+        self._lock = threading.Condition()
+        self._mappings: OrderedDict[Key, Mapping] = OrderedDict()
+        self._opening: set[Key] = set()
+        self._generations: dict[bytes, int] = {}
+        self._dead: set[bytes] = set()
+        self._revoked: OrderedDict[bytes, None] = OrderedDict()
+        self._closed = False
+
+    def acquire(self, handle: MemoryHandle, *, timeout_s: float) -> tuple[Mapping, bool]:
+        """Return a counted mapping of ``handle`` and whether this call mapped it anew.
+
+        The handle's descriptors stay the caller's.
+
+        Raises
+        ------
+        StaleError
+            For a handle of a dead peer, an older generation or a revoked export.
+        CompletionTimeout
+            When the driver's open did not return.
+        """
+        key = (handle.instance, handle.generation, handle.export_id)
+        with self._lock:
+            self._check(handle)
+            if not self._lock.wait_for(lambda: key not in self._opening, timeout_s):
+                raise CompletionTimeout("another thread's open of the same export did not return", code="driver_blocked")
+            self._check(handle)
+            mapping = self._mappings.get(key)
+            if mapping is not None:
+                mapping.users += 1
+                self._mappings.move_to_end(key)
+                return mapping, False
+            self._opening.add(key)
+        try:
+            mapping = self._open(key, handle, timeout_s)
+        except BaseException:
+            with self._lock:
+                self._opening.discard(key)
+                self._lock.notify_all()
+            raise
+        with self._lock:
+            self._opening.discard(key)
+            self._mappings[key] = mapping
+            self._lock.notify_all()
+            mapping.users += 1
+            try:
+                self._check(handle)
+            except StaleError as error:
+                mapping.stale = error.message
+        if mapping.stale:
+            self.release(mapping)
+            raise StaleError(mapping.stale, remedy="ask the exporter again")
+        return mapping, True
+
+    def release(self, mapping: Mapping) -> None:
+        """Give one use back. The last use of a stale mapping unmaps it; of a valid one makes it idle."""
+        with self._lock:
+            if mapping.users <= 0:
+                raise UsageError("a mapping was released more often than acquired", code="double_release")
+            mapping.users -= 1
+            dropped = self._collect()
+        self._unmap(dropped)
+
+    def new_generation(self, instance: bytes, generation: int) -> None:
+        """Invalidate everything of ``instance`` that is older than ``generation``, at once."""
+        with self._lock:
+            self._generations[instance] = max(generation, self._generations.get(instance, 0))
+            for mapping in self._mappings.values():
+                if mapping.key[0] == instance and mapping.key[1] < generation:
+                    mapping.stale = "the exporter replaced its layout"
+            dropped = self._collect()
+        self._unmap(dropped)
+
+    def revoke(self, export_id: bytes) -> None:
+        """Invalidate one export that its owner takes back."""
+        with self._lock:
+            self._revoked[export_id] = None
+            while len(self._revoked) > _REMEMBERED_REVOCATIONS:
+                self._revoked.popitem(last=False)
+            for mapping in self._mappings.values():
+                if mapping.key[2] == export_id:
+                    mapping.stale = "the exporter took this memory back"
+            dropped = self._collect()
+        self._unmap(dropped)
+
+    def peer_died(self, instance: bytes) -> None:
+        """Invalidate everything of a dead peer. Memory in use stays readable until it is released."""
+        with self._lock:
+            self._dead.add(instance)
+            for mapping in self._mappings.values():
+                if mapping.key[0] == instance:
+                    mapping.stale = "the exporter died"
+            dropped = self._collect()
+        self._unmap(dropped)
+
+    def stats(self) -> dict[str, int]:
+        """Return how many mappings are open and idle, and their bytes."""
+        with self._lock:
+            idle = sum(1 for mapping in self._mappings.values() if not mapping.users)
+            nbytes = sum(mapping.nbytes for mapping in self._mappings.values() if not mapping.local)
+            return {"open": len(self._mappings), "idle": idle, "nbytes": nbytes}
+
+    def close(self) -> None:
+        """Unmap what is idle and refuse new opens; what is in use is unmapped by its last release."""
+        with self._lock:
+            self._closed = True
+            self._idle_limit = 0
+            dropped = self._collect()
+        self._unmap(dropped)
+
+    def _check(self, handle: MemoryHandle) -> None:
+        if self._closed:
+            raise ClosedError("the import cache is closed", remedy="open a new session")
+        if handle.instance in self._dead:
+            raise StaleError("the exporter died", remedy="connect to its successor")
+        if handle.generation < self._generations.get(handle.instance, 0):
+            raise StaleError("the handle is of an older generation", remedy="ask the exporter again")
+        if handle.export_id in self._revoked:
+            raise StaleError("the exporter took this memory back", remedy="ask the exporter again")
+
+    def _open(self, key: Key, handle: MemoryHandle, timeout_s: float) -> Mapping:
+        if handle.instance == self._instance:
+            found = local_exports.find(handle.export_id)
+            if found is None:
+                raise StaleError("this process no longer shares that memory", remedy="open before it is unshared")
+            return Mapping(key, OpenedExtent(*found, token=None), local=True)
+        # The thread may outlive this call and the caller's descriptors, so that it gets its own.
+        extent = handle.extent
+        owned = ExportedExtent(extent.kind, extent.chunks, duplicate_fds(extent.fds))
+
+        def open_extent() -> OpenedExtent:
+            try:
+                return self._memory.open(owned)
+            finally:
+                for fd in owned.fds:
+                    os.close(fd)
+
+        opened = call_with_deadline(open_extent, timeout_s=timeout_s, what="open", undo=self._memory.close)
+        if opened.nbytes != extent.nbytes:
+            self._memory.close(opened)
+            raise DriverError("the driver mapped another length than was shared", code="short_mapping")
+        return Mapping(key, opened, local=False)
+
+    def _collect(self) -> list[Mapping]:
+        idle = [mapping for mapping in self._mappings.values() if not mapping.users]
+        kept = [mapping for mapping in idle if not mapping.stale and not mapping.local]
+        surplus = kept[: max(0, len(kept) - self._idle_limit)]
+        dropped = [mapping for mapping in idle if mapping.stale or mapping.local] + surplus
+        for mapping in dropped:
+            del self._mappings[mapping.key]
+        return dropped
+
+    def _unmap(self, dropped: list[Mapping]) -> None:
+        failures = []
+        for mapping in dropped:
+            try:
+                if not mapping.local:
+                    self._memory.close(mapping.opened)
+            except DevIPCError as error:
+                failures.append(error)
+            self._on_unmapped(mapping.key[2])
+        if failures:
+            raise failures[0]
+
