@@ -1,0 +1,23 @@
+"""Completion: knowing in one process that another process's device work is done.
+
+Owns the public names of this floor. It knows no socket: descriptors and bytes are carried by whoever calls it.
+"""
+
+from __future__ import annotations
+
+from devipc.completion.consumer import ConsumerFence
+from devipc.completion.factory import create_fence, open_fence
+from devipc.completion.fence import Fence
+from devipc.completion.handle import FenceHandle, decode_fence_handle, encode_fence_handle
+from devipc.completion.producer import ProducerFence
+
+__all__ = [
+    "ConsumerFence",
+    "Fence",
+    "FenceHandle",
+    "ProducerFence",
+    "create_fence",
+    "decode_fence_handle",
+    "encode_fence_handle",
+    "open_fence",
+]

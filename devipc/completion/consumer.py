@@ -1,0 +1,116 @@
+"""The consumer's side of a fence: waiting on a stream.
+
+Owns the rules about legal waits. How the value is learnt is its half's business.
+"""
+
+from __future__ import annotations
+
+from devipc.completion.fence import Fence
+from devipc.completion.half import ConsumerHalf
+from devipc.completion.page import FencePage, LineState, check_value
+from devipc.errors import CompletionTimeout, UsageError
+from devipc.interfaces.transfer import DeviceTransfer, Stream
+from devipc.types import Strategy
+
+__all__ = ["ConsumerFence"]
+
+_ISSUED_PAUSE_S = 5e-3
+
+
+class ConsumerFence(Fence):
+    """See :class:`~devipc.completion.fence.Fence`; made by :func:`devipc.completion.open_fence`."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        page: FencePage,
+        half: ConsumerHalf,
+        *,
+        transfer: DeviceTransfer,
+        line: int,
+        in_producer: bool,
+    ) -> None:
+        super().__init__(strategy, page, half)
+        self._half = half
+        self._transfer = transfer
+        self._line = line
+        self._in_producer = in_producer
+
+    @property
+    def is_producer(self) -> bool:
+        """False."""
+        return False
+
+    def wait(self, stream: Stream, n: int, *, timeout_s: float = 0.0, block_timeout_s: float = 30.0) -> None:
+        """Let later work on ``stream`` run once ``n`` is reached.
+
+        Where :attr:`waits_on_device`, enqueues a wait and returns. Otherwise blocks the calling thread until ``n`` is
+        reached, after which all later work of every stream comes after it.
+
+        While a wait is pending on the device, other driver calls of this process can block until it is satisfied.
+        So nothing may be waited for that still needs this process or an unsubmitted signal: ``n`` must be *issued*.
+
+        Parameters
+        ----------
+        stream : Stream
+            Not capturing.
+        n : int
+            A value that the producer has issued already, or issues within ``timeout_s``.
+        timeout_s : float
+            How long to block until ``n`` is issued; 0 demands that it is.
+        block_timeout_s : float
+            How long to block until ``n`` is reached, where the strategy does not wait on the device.
+
+        Raises
+        ------
+        UsageError
+            When ``n`` is not issued and ``timeout_s`` is 0, the stream is capturing, or the producer is this process.
+        CompletionTimeout
+            When one of the two limits was met.
+        FencePoisoned
+            When the fence has failed. A wait that is enqueued already is released; ask :meth:`query` afterwards.
+        """
+        check_value(n)
+        self._guard()
+        if self._in_producer:
+            super().wait(stream, n)
+        if self._transfer.is_capturing(stream):
+            raise UsageError(
+                "wait on a capturing stream: the value would be the same at every launch",
+                remedy="wait on the stream first, then launch the graph on it",
+            )
+        self._await_issued(n, timeout_s)
+        if not self.waits_on_device:
+            self.synchronize(n, block_timeout_s)
+            return
+        if self.query(n):
+            return
+        with self._order:
+            self._guard()
+            self._half.wait(stream, n)
+
+    def _await_issued(self, n: int, timeout_s: float) -> None:
+        if self._is_issued(n):
+            return
+        if timeout_s <= 0:
+            raise UsageError(
+                f"wait for {n}, the producer has issued {self._page.issued}: the stream could block this process",
+                remedy="wait after the producer has signalled, or pass timeout_s to wait for that here",
+            )
+        if not self._page.wait_until(lambda: self._is_issued(n), timeout_s=timeout_s, pause_s=_ISSUED_PAUSE_S):
+            raise CompletionTimeout(
+                f"the producer has not issued {n} after {timeout_s:g} s (issued {self._page.issued})",
+                remedy="the producer must call signal before a stream may wait for it",
+            )
+
+    def _is_issued(self, n: int) -> bool:
+        self._guard()
+        if self._page.issued >= n:
+            return True
+        self._raise_if_poisoned()
+        return False
+
+    def _depart(self) -> None:
+        if self._page.line_state(self._line) is LineState.OPEN:
+            self._page.set_line_state(self._line, LineState.CLOSED)
+            self._page.kick()

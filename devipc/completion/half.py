@@ -1,0 +1,201 @@
+"""What a strategy has to supply: a producer's half and a consumer's half of a fence.
+
+Owns the two protocols and what several strategies need to fulfil them: knowing when the own device work on a page has
+drained, and a consumer that only looks at the page. It knows no strategy.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from devipc.completion.page import FencePage
+from devipc.errors import CapabilityError, DevIPCError, DriverError, UsageError
+from devipc.interfaces.backend import Device
+from devipc.interfaces.sync import DeviceSyncIPC
+from devipc.interfaces.transfer import DeviceTransfer, HostRegistration, Marker, Stream
+
+__all__ = [
+    "WORD_PAUSE_S",
+    "ConsumerHalf",
+    "Drain",
+    "Half",
+    "LookingConsumer",
+    "ProducerHalf",
+    "give_back",
+    "need_transfer",
+    "sync_with",
+    "unregister",
+]
+
+WORD_PAUSE_S = 0.5e-3
+"""Longest sleep between two looks at a word that a device stores: devices wake nobody."""
+
+_T = TypeVar("_T")
+_log = logging.getLogger("devipc.completion")
+
+
+class Half(Protocol):
+    """Common to both halves. ``look`` and ``drained`` may be called from any thread at any time until ``close``."""
+
+    @property
+    def pause_s(self) -> float:
+        """Longest sleep between two looks of a host waiter."""
+        ...
+
+    def look(self) -> int:
+        """Return the page's value as this side knows it after looking now; poison values pass through."""
+        ...
+
+    def drained(self) -> bool:
+        """Return True when no device work of this process can touch the page any more."""
+        ...
+
+    def close(self) -> None:
+        """Give all primitives back. Called once, after :meth:`drained` was true, before the page is unmapped."""
+        ...
+
+
+class ProducerHalf(Half, Protocol):
+    """How a value gets from a stream to the page. ``room`` and ``signal`` are called by one thread at a time."""
+
+    @property
+    def slots(self) -> int:
+        """Signals that can be pending at a time; 0 for any number."""
+        ...
+
+    @property
+    def payloads(self) -> tuple[bytes, ...]:
+        """Vendor bytes that a consumer needs besides the page."""
+        ...
+
+    def room(self) -> bool:
+        """Return True when :meth:`signal` would not overwrite what somebody still needs."""
+        ...
+
+    def signal(self, stream: Stream, n: int) -> None:
+        """Enqueue whatever lets consumers learn that ``stream`` came this far."""
+        ...
+
+    def start(self) -> tuple[int, int]:
+        """Return for a new consumer: how many signals it need not look at, and the value of the last of them."""
+        ...
+
+    def released(self) -> bool:
+        """Return True when no consumer holds a primitive of this half."""
+        ...
+
+
+class ConsumerHalf(Half, Protocol):
+    """How a consumer learns what the value is."""
+
+    def wait(self, stream: Stream, n: int) -> None:
+        """Enqueue a device wait; only where the strategy waits on the device."""
+        ...
+
+
+class LookingConsumer:
+    """The consumer of every strategy that brings the value to the page: it loads the word."""
+
+    def __init__(self, page: FencePage, *, pause_s: float) -> None:
+        self._page = page
+        self.pause_s = pause_s
+
+    def look(self) -> int:
+        """Load the word."""
+        return self._page.value
+
+    def drained(self) -> bool:
+        """Nothing of this side is ever on a device."""
+        return True
+
+    def wait(self, stream: Stream, n: int) -> None:
+        """Refuse: there is no device wait here."""
+        raise UsageError("this strategy has no device wait", remedy="use Fence.wait, which blocks the host instead")
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class Drain:
+    """Markers behind the last operation that this process put on each stream, to know when all of them are over.
+
+    Not by the fence's own word: a poison lets the word look reached while a store or a wait is still queued.
+    """
+
+    __slots__ = ("_markers", "_transfer")
+
+    def __init__(self, transfer: DeviceTransfer) -> None:
+        self._transfer = transfer
+        self._markers: dict[int, Marker] = {}
+
+    def mark(self, stream: Stream) -> None:
+        """Remember that the page is in use until everything on ``stream`` so far is done."""
+        marker = self._markers.get(stream.handle)
+        if marker is None:
+            marker = self._markers[stream.handle] = self._transfer.create_marker()
+        self._transfer.record(marker, stream)
+
+    def done(self) -> bool:
+        """Return True when all of it is over. A lost device has nothing pending."""
+        try:
+            return all(self._transfer.query_marker(marker) for marker in list(self._markers.values()))
+        except DriverError as error:
+            _log.warning("a marker cannot be asked any more, its work counts as ended: %s", error)
+            return True
+
+    def close(self) -> None:
+        """Give the markers back."""
+        while self._markers:
+            _, marker = self._markers.popitem()
+            give_back(self._transfer.destroy_marker, marker)
+
+
+def give_back(action: Callable[[_T], None], thing: _T) -> None:
+    """Run one step of a clean-up that goes on when a step fails; the failure is logged."""
+    try:
+        action(thing)
+    except DevIPCError as error:
+        _log.warning("while a fence was closed: %s", error)
+
+
+def unregister(transfer: DeviceTransfer, registration: HostRegistration) -> None:
+    """Undo the registration of a page whose device work has drained."""
+    give_back(transfer.unregister_host, registration)
+
+
+def need_transfer(device: Device) -> DeviceTransfer:
+    """Return the device's transfer interface.
+
+    Raises
+    ------
+    CapabilityError
+        When there is none: without streams there is nothing to be completed.
+    """
+    if device.transfer is None:
+        answer = device.capabilities().get("transfer")
+        raise CapabilityError(
+            f"no streams on this device: {answer.reason if answer else 'it has no transfer interface'}",
+            device=device.info.uuid,
+            remedy=answer.remedy if answer else "",
+        )
+    return device.transfer
+
+
+def sync_with(device: Device, primitive: str) -> DeviceSyncIPC:
+    """Return the device's sync interface, after checking that it has ``primitive``.
+
+    Raises
+    ------
+    CapabilityError
+        When the interface or the primitive is absent.
+    """
+    sync = device.sync
+    if sync is None or getattr(sync, primitive) is None:
+        raise CapabilityError(
+            f"this device has no {primitive.replace('_', ' ')}",
+            device=device.info.uuid,
+            remedy="use another completion strategy; polling needs none of these primitives",
+        )
+    return sync

@@ -1,0 +1,71 @@
+"""Strategy ``host_flag``: the stream brings the value into the page, consumers look at it.
+
+Owns the form for devices without word writes: an 8-byte copy from a ring of prepared values in the same page. With
+word writes the producer's half is that of ``stream_memop``. Consumers need nothing of their device.
+"""
+
+from __future__ import annotations
+
+from devipc.completion.half import WORD_PAUSE_S, Drain, ProducerHalf, need_transfer, unregister
+from devipc.completion.page import PAGE_FENCE_NBYTES, RING_OFFSET, RING_SLOTS, VALUE_OFFSET, FencePage
+from devipc.completion.stream_memop import MemopProducer
+from devipc.interfaces.backend import Device
+from devipc.interfaces.transfer import Stream
+
+__all__ = ["CopyProducer", "flag_producer"]
+
+
+def flag_producer(device: Device, page: FencePage) -> ProducerHalf:
+    """Return the half that this device allows: stores where it has them, else copies."""
+    if device.sync is not None and device.sync.word_writes is not None:
+        return MemopProducer(device, page)
+    return CopyProducer(device, page)
+
+
+class CopyProducer:
+    """Signals by copying a prepared value onto the word. A slot is prepared again only when its value is reached."""
+
+    slots = RING_SLOTS
+    payloads: tuple[bytes, ...] = ()
+    pause_s = WORD_PAUSE_S
+
+    def __init__(self, device: Device, page: FencePage) -> None:
+        self._page = page
+        self._transfer = need_transfer(device)
+        self._registration = self._transfer.register_host(page.address, PAGE_FENCE_NBYTES)
+        self._drain = Drain(self._transfer)
+        self._signals = 0
+
+    def room(self) -> bool:
+        """Return True when the value that the next slot holds has arrived."""
+        return self._page.value >= self._page.ring(self._signals % RING_SLOTS)
+
+    def signal(self, stream: Stream, n: int) -> None:
+        """Prepare the slot and enqueue the copy."""
+        slot = self._signals % RING_SLOTS
+        self._page.set_ring(slot, n)
+        base = self._registration.device_ptr
+        self._transfer.copy(stream, base + VALUE_OFFSET, base + RING_OFFSET + 8 * slot, 8)
+        self._signals += 1
+        self._drain.mark(stream)
+
+    def look(self) -> int:
+        """Load the word."""
+        return self._page.value
+
+    def start(self) -> tuple[int, int]:
+        """Consumers look at the word alone."""
+        return 0, 0
+
+    def released(self) -> bool:
+        """Consumers hold nothing but the page."""
+        return True
+
+    def drained(self) -> bool:
+        """Return True when all copies are over."""
+        return self._drain.done()
+
+    def close(self) -> None:
+        """Give the markers and the registration back."""
+        self._drain.close()
+        unregister(self._transfer, self._registration)
