@@ -1,0 +1,2 @@
+#include "stream.h"
+void ds_late_start(void) {}
