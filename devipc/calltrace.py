@@ -7,6 +7,7 @@ observer a report costs one global read.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,6 +15,7 @@ __all__ = ["observe", "report"]
 
 Observer = Callable[[str], None]
 _observers: tuple[Observer, ...] = ()
+_lock = threading.Lock()
 
 
 def report(call: str) -> None:
@@ -29,10 +31,12 @@ def report(call: str) -> None:
 def observe(observer: Observer) -> Iterator[None]:
     """Call ``observer(name)`` before each traced call of this process, on any thread, until the block ends."""
     global _observers
-    _observers = (*_observers, observer)
+    with _lock:
+        _observers = (*_observers, observer)
     try:
         yield
     finally:
-        remaining = list(_observers)
-        remaining.remove(observer)
-        _observers = tuple(remaining)
+        with _lock:
+            remaining = list(_observers)
+            remaining.remove(observer)
+            _observers = tuple(remaining)

@@ -6,10 +6,11 @@ Owns the system call and nothing else. Waits release the GIL. A wake-up may be s
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 
-from devipc.errors import CapabilityError
+from devipc.errors import CapabilityError, UsageError
 
 __all__ = ["OWNER_DIED", "TID_MASK", "WAITERS", "futex_wait", "futex_wake"]
 
@@ -24,6 +25,7 @@ TID_MASK = 0x3FFFFFFF
 
 _FUTEX_WAIT = 0
 _FUTEX_WAKE = 1
+_YEAR_S = 365 * 86400.0
 _SYSCALL = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -40,12 +42,20 @@ def _number() -> int:
 
 
 def futex_wait(address: int, expected: int, *, timeout_s: float) -> bool:
-    """Sleep while the 32-bit word at ``address`` equals ``expected``, at most ``timeout_s`` seconds.
+    """Sleep while the 32-bit word at ``address`` equals ``expected``, at most ``timeout_s`` seconds (a year at most).
 
     Returns False on timeout, True otherwise (woken, word already different, interrupted): the caller re-reads the word.
+
+    Raises
+    ------
+    UsageError
+        For an address that is not mapped or no multiple of 4, and for a timeout that is no number.
     """
-    seconds = int(timeout_s)
-    timeout = _Timespec(seconds, int((timeout_s - seconds) * 1e9))
+    if timeout_s != timeout_s:
+        raise UsageError("a timeout that is not a number", remedy="pass seconds")
+    bounded_s = min(max(timeout_s, 0.0), _YEAR_S)
+    seconds = int(bounded_s)
+    timeout = _Timespec(seconds, int((bounded_s - seconds) * 1e9))
     result = _libc.syscall(
         ctypes.c_long(_number()),
         ctypes.c_void_p(address),
@@ -55,11 +65,20 @@ def futex_wait(address: int, expected: int, *, timeout_s: float) -> bool:
         ctypes.c_void_p(None),
         ctypes.c_int(0),
     )
-    return not (result == -1 and ctypes.get_errno() == 110)
+    code = ctypes.get_errno() if result == -1 else 0
+    if code not in (0, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT):
+        raise _misuse(code)
+    return code != errno.ETIMEDOUT
 
 
 def futex_wake(address: int, *, count: int = 2**31 - 1) -> int:
-    """Wake up to ``count`` waiters of the word at ``address``, in all processes; return how many were woken."""
+    """Wake up to ``count`` waiters of the word at ``address``, in all processes; return how many were woken.
+
+    Raises
+    ------
+    UsageError
+        For an address that is not mapped or no multiple of 4.
+    """
     woken = _libc.syscall(
         ctypes.c_long(_number()),
         ctypes.c_void_p(address),
@@ -70,5 +89,11 @@ def futex_wake(address: int, *, count: int = 2**31 - 1) -> int:
         ctypes.c_int(0),
     )
     if woken < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        raise _misuse(ctypes.get_errno())
     return int(woken)
+
+
+def _misuse(code: int) -> UsageError:
+    return UsageError(
+        f"no word to wait on at this address ({os.strerror(code)})", remedy="keep the memory mapped while it is used"
+    )

@@ -21,6 +21,7 @@ PAGE_NBYTES = mmap.PAGESIZE
 """Size of a page of this machine in bytes."""
 
 REQUIRED_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_MAX_NAME_NBYTES = 249
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -54,11 +55,18 @@ def create_memfd(name: str, nbytes: int) -> int:
 
     Raises
     ------
+    UsageError
+        For a size below 1 or a name that the kernel does not take (over 249 bytes, or with a zero byte in it).
     ResourceExhausted
         When descriptors or memory ran out. Space is reserved here, so that a later store cannot end in SIGBUS.
     """
     if nbytes <= 0:
         raise UsageError(f"shared memory of {nbytes} bytes", remedy="ask for at least one byte")
+    if len(os.fsencode(name)) > _MAX_NAME_NBYTES or "\0" in name:
+        raise UsageError(f"{name[:40]!r}... is no name for shared memory", remedy="use a short name")
+    if nbytes > os.sysconf("SC_PHYS_PAGES") * PAGE_NBYTES:
+        # The kernel would not refuse: it would fill all memory with pages and then kill a process, perhaps not ours.
+        raise _exhausted("memfd_create", nbytes, OSError(errno.ENOMEM, "more than this machine has"))
     try:
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:
@@ -119,6 +127,13 @@ def validate_memfd(fd: int, *, min_nbytes: int) -> int:
     return info.st_size
 
 
+def _size(fd: int) -> int:
+    try:
+        return os.fstat(fd).st_size
+    except OSError as error:
+        raise HandleError(f"descriptor {fd} cannot be mapped ({error.strerror})", code="not_a_memfd") from error
+
+
 class SharedMap:
     """A shared mapping of one descriptor, at a plain address.
 
@@ -135,15 +150,43 @@ class SharedMap:
         Multiple of the page size.
     writable : bool
         False maps read-only: a store through it ends the process, so only readers ask for it.
+
+    Raises
+    ------
+    UsageError
+        For a length below 1 or an offset that is no multiple of the page size.
+    HandleError
+        When the file is shorter than what is to be mapped, or does not allow to be mapped like this (a seal against
+        writing): touching such a mapping would end the process.
+    ResourceExhausted
+        When the system has no room for another mapping.
     """
 
     __slots__ = ("_view", "address", "nbytes")
 
     def __init__(self, fd: int, nbytes: int, *, offset: int = 0, writable: bool = True) -> None:
+        if nbytes <= 0 or offset < 0 or offset % PAGE_NBYTES:
+            raise UsageError(
+                f"mapping of {nbytes} bytes at offset {offset}",
+                remedy=f"map at least one byte, at a multiple of {PAGE_NBYTES}",
+            )
+        if offset + nbytes > _size(fd):
+            raise HandleError(
+                f"memory file ends before byte {offset + nbytes}",
+                code="too_small",
+                remedy="map no more than validate_memfd() reported",
+            )
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         address = _libc.mmap(None, nbytes, protection, mmap.MAP_SHARED, fd, offset)
         if address is None or address == _MAP_FAILED:
             code = ctypes.get_errno()
+            if code in (errno.EPERM, errno.EACCES, errno.ENODEV):
+                raise HandleError(
+                    f"memory file does not allow to be mapped {'for writing' if writable else 'for reading'}"
+                    f" ({os.strerror(code)})",
+                    code="mmap",
+                    remedy="the exporter must neither seal it against writing nor open it for reading only",
+                )
             raise ResourceExhausted(
                 f"mmap of {nbytes} bytes failed ({os.strerror(code)})",
                 code="mmap",

@@ -83,16 +83,22 @@ class Header:
 
 
 def encode_header(header: Header) -> bytes:
-    """Return the 24 bytes of ``header``."""
-    return _HEADER.pack(
-        MAGIC,
-        WIRE_VERSION,
-        header.kind,
-        header.body_nbytes,
-        header.request,
-        header.fd_count,
-        FLAG_MORE if header.more else 0,
-    )
+    """Return the 24 bytes of ``header``.
+
+    Raises
+    ------
+    WireError
+        For a number that does not fit its field, or a body that does not fit a frame.
+    """
+    if header.body_nbytes > MAX_BODY_NBYTES:
+        raise WireError(f"body of {header.body_nbytes} bytes, at most {MAX_BODY_NBYTES} fit a frame", code="length")
+    flags = FLAG_MORE if header.more else 0
+    try:
+        return _HEADER.pack(
+            MAGIC, WIRE_VERSION, header.kind, header.body_nbytes, header.request, header.fd_count, flags
+        )
+    except struct.error as error:
+        raise WireError(f"a number of {header} does not fit its field", code="range") from error
 
 
 def decode_header(frame: bytes | memoryview) -> Header:
@@ -101,10 +107,12 @@ def decode_header(frame: bytes | memoryview) -> Header:
     Raises
     ------
     WireError
-        For a short frame, foreign magic, another wire version, unknown flags or a lying length.
+        For a short or oversized frame, foreign magic, another wire version, unknown flags or a lying length.
     """
     if len(frame) < HEADER_NBYTES:
         raise WireError(f"frame of {len(frame)} bytes is shorter than its header", code="short_frame")
+    if len(frame) > MAX_FRAME_NBYTES:
+        raise WireError(f"frame of {len(frame)} bytes, at most {MAX_FRAME_NBYTES} are allowed", code="length")
     magic, version, kind, body_nbytes, request, fd_count, flags = _HEADER.unpack_from(frame)
     if magic != MAGIC:
         raise WireError(
@@ -170,7 +178,10 @@ class Writer:
 
     def text(self, value: str, *, limit: int = 1024) -> Writer:
         """Append a string as a blob of UTF-8."""
-        return self.blob(value.encode(), limit=limit)
+        try:
+            return self.blob(value.encode(), limit=limit)
+        except UnicodeEncodeError as error:  # a lone surrogate, as undecodable file names have
+            raise WireError("text field cannot be written as UTF-8", code="text") from error
 
     def done(self) -> bytes:
         """Return everything appended so far."""
@@ -291,10 +302,15 @@ class MemoryHandle:
 
 
 def encode_memory_handle(handle: MemoryHandle) -> bytes:
-    """Return the bytes of ``handle``; its descriptors travel beside them, in chunk order."""
+    """Return the bytes of ``handle``; its descriptors travel beside them, in chunk order.
+
+    Raises
+    ------
+    WireError
+        For whatever :func:`decode_memory_handle` would refuse, and for a handle that no message can carry.
+    """
     extent = handle.extent
-    if sum(chunk.has_fd for chunk in extent.chunks) != len(extent.fds):
-        raise WireError("number of descriptors differs from the chunks that need one", code="fd_count")
+    _check_extent(extent)
     writer = Writer()
     writer.text(handle.backend, limit=64).text(handle.device_uuid, limit=128)
     writer.raw(handle.instance, 16).u64(handle.generation).raw(handle.export_id, 16)
@@ -302,7 +318,14 @@ def encode_memory_handle(handle: MemoryHandle) -> bytes:
     for chunk in extent.chunks:
         writer.u64(chunk.allocation_nbytes).u64(chunk.offset).u64(chunk.nbytes).u8(int(chunk.has_fd))
         writer.blob(chunk.payload, limit=MAX_PAYLOAD_NBYTES)
-    return writer.done()
+    encoded = writer.done()
+    if len(encoded) > MAX_MESSAGE_NBYTES:
+        raise WireError(
+            f"handle of {len(encoded)} bytes, a message carries at most {MAX_MESSAGE_NBYTES}",
+            code="length",
+            remedy="share the range in several parts",
+        )
+    return encoded
 
 
 def decode_memory_handle(reader: Reader, fds: Sequence[int]) -> MemoryHandle:
@@ -324,16 +347,8 @@ def decode_memory_handle(reader: Reader, fds: Sequence[int]) -> MemoryHandle:
     except ValueError as error:
         raise WireError(f"unknown handle kind {kind_text!r}", code="kind") from error
     count = reader.count(limit=MAX_CHUNKS)
-    chunks = tuple(_decode_chunk(reader) for _ in range(count))
-    if not chunks:
-        raise WireError("handle without a chunk", code="empty")
-    if sum(chunk.nbytes for chunk in chunks) > MAX_EXTENT_NBYTES:
-        raise WireError("sum of all chunks overflows", code="bounds")
-    if sum(chunk.has_fd for chunk in chunks) != len(fds):
-        raise WireError(
-            f"{len(fds)} descriptors came, the chunks need {sum(chunk.has_fd for chunk in chunks)}", code="fd_count"
-        )
-    extent = ExportedExtent(kind, chunks, tuple(fds))
+    extent = ExportedExtent(kind, tuple(_decode_chunk(reader) for _ in range(count)), tuple(fds))
+    _check_extent(extent)
     return MemoryHandle(backend, device_uuid, instance, generation, export_id, extent)
 
 
@@ -342,6 +357,24 @@ def _decode_chunk(reader: Reader) -> Chunk:
     payload = reader.blob(limit=MAX_PAYLOAD_NBYTES)
     if has_fd > 1:
         raise WireError(f"descriptor flag {has_fd}", code="flags")
-    if nbytes == 0 or allocation_nbytes > MAX_EXTENT_NBYTES or offset + nbytes > allocation_nbytes:
-        raise WireError("chunk leaves its own allocation", code="bounds")
     return Chunk(allocation_nbytes, offset, nbytes, payload, bool(has_fd))
+
+
+def _check_extent(extent: ExportedExtent) -> None:
+    """Check what both sides demand of an extent. The numbers are Python's: no sum overflows on the way."""
+    if not extent.chunks:
+        raise WireError("handle without a chunk", code="empty")
+    if len(extent.chunks) > MAX_CHUNKS:
+        raise WireError(f"handle of {len(extent.chunks)} chunks, at most {MAX_CHUNKS} are allowed", code="count")
+    for chunk in extent.chunks:
+        if chunk.nbytes <= 0 or chunk.offset < 0 or chunk.offset + chunk.nbytes > chunk.allocation_nbytes:
+            raise WireError("chunk leaves its own allocation", code="bounds")
+        if chunk.allocation_nbytes > MAX_EXTENT_NBYTES:
+            raise WireError(f"allocation of {chunk.allocation_nbytes} bytes", code="bounds")
+    if extent.nbytes > MAX_EXTENT_NBYTES:
+        raise WireError("sum of all chunks is no possible size", code="bounds")
+    needed = sum(chunk.has_fd for chunk in extent.chunks)
+    if needed != len(extent.fds):
+        raise WireError(f"{len(extent.fds)} descriptors beside chunks that need {needed}", code="fd_count")
+    if needed > MAX_MESSAGE_FDS:
+        raise WireError(f"{needed} descriptors, a message carries at most {MAX_MESSAGE_FDS}", code="fd_count")

@@ -1,0 +1,1 @@
+"""Values, wire format and the small system helpers, one file each."""
