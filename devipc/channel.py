@@ -1,13 +1,13 @@
 """Messages with descriptors between two processes, over a ``SOCK_SEQPACKET`` socket.
 
 Owns connected sockets: framing, splitting, limits, and who owns which descriptor. It knows no request, no peer state
-and no device; what a message means is decided above. Paths, listening and connecting
-are the business of :mod:`devipc.listener`.
+and no device; what a message means is decided above, and paths are the business of :mod:`devipc.listener`.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
 from collections.abc import Collection, Iterator, Sequence
@@ -22,8 +22,9 @@ from devipc.datagram import (
     peer_credentials,
     receive_datagram,
     send_datagram,
+    wait_for,
 )
-from devipc.errors import ClosedError, ForkError, PeerGone, PeerRefused, UsageError
+from devipc.errors import ClosedError, CompletionTimeout, ForkError, PeerGone, PeerRefused, UsageError
 from devipc.identity import close_in_child
 from devipc.message import ABANDON_FRAME, Assembler, LostMessage, Message, split
 from devipc.wire import MAX_MESSAGE_FDS, MAX_MESSAGE_NBYTES
@@ -201,6 +202,15 @@ class Channel:
                 last = self.closed and not self._users
             if last:
                 self._release()
+
+    def readable(self) -> bool:
+        """Return whether a message or a hang-up waits to be received. Never blocks."""
+        try:
+            with self._in_use():
+                wait_for(self._sock, select.POLLIN, Deadline(0), "")
+                return True
+        except (CompletionTimeout, ClosedError):
+            return False
 
     def close(self) -> None:
         """Hang up. Threads that wait in :meth:`send` or :meth:`receive` end; never blocks; again does nothing."""
