@@ -37,8 +37,9 @@ def columns_of(array: object, *, name: str, width: int | None = None) -> Any:
         view = memoryview(array)  # type: ignore[arg-type]
     except TypeError:
         raise UsageError(f"{name} is a {type(array).__name__}", remedy="pass a numpy array of uint64") from None
-    shape = (view.shape or ())[:1] + (() if width is None else (width,))
-    if view.format not in ("Q", "L") or view.itemsize != 8 or view.shape != shape or view.ndim != len(shape):
+    layout = view.format, view.itemsize, view.ndim, tuple(view.shape or ())[1:]
+    inner = () if width is None else (width,)
+    if layout not in (("Q", 8, 1 + len(inner), inner), ("L", 8, 1 + len(inner), inner)):
         expected = "(n,)" if width is None else f"(n, {width})"
         raise UsageError(
             f"{name} has format {view.format!r} and shape {view.shape}, not uint64 and {expected}",
@@ -97,12 +98,14 @@ def run_rects(copies: Iterable[Rect]) -> None:
             for row in range(height):
                 move(dst + row * dst_pitch, src + row * src_pitch, width)
         else:
-            np.copyto(_rows(np, dst, dst_pitch, width, height), _rows(np, src, src_pitch, width, height))
+            # The widest unit that fits both sides: one element moves many bytes.
+            unit = 8 if (dst | src | dst_pitch | src_pitch | width) % 8 == 0 else 1
+            target = _rows(np, dst, dst_pitch, width, height, unit)
+            np.copyto(target, _rows(np, src, src_pitch, width, height, unit))
 
 
-def _rows(np: Any, address: int, pitch: int, width: int, height: int) -> Any:
-    """Return the rows as a numpy array over the memory, in the widest unit that fits."""
-    whole = view_at(address, (height - 1) * pitch + width)
-    unit = 8 if (address | pitch | width) % 8 == 0 else 1
+def _rows(np: Any, address: int, pitch: int, width: int, height: int, unit: int) -> Any:
+    """Return the rows as a numpy array of ``unit`` bytes an element, over the memory itself."""
+    span = view_at(address, (height - 1) * pitch + width)
     dtype = np.uint64 if unit == 8 else np.uint8
-    return np.ndarray((height, width // unit), dtype, buffer=whole, strides=(pitch, unit))
+    return np.ndarray((height, width // unit), dtype, buffer=span, strides=(pitch, unit))

@@ -10,6 +10,7 @@ Semantics: ``record`` counts a slot's ``recorded`` up at once, the stream sets `
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
@@ -21,6 +22,7 @@ from devipc.host.driver import HostDriver
 from devipc.host.transfer import queue_of
 from devipc.spi import (
     ClosedError,
+    DevIPCError,
     HandleError,
     InterprocessEvent,
     ResourceExhausted,
@@ -73,8 +75,8 @@ class HostEvent:
 class _Pages:
     """A mapped page of slots; ``lock`` orders destruction against the stream's stores and against readers."""
 
-    def __init__(self, fd: int) -> None:
-        self.map = SharedMap(fd, _PAGES_NBYTES)
+    def __init__(self, fd: int, *, writable: bool) -> None:
+        self.map = SharedMap(fd, _PAGES_NBYTES, writable=writable)
         self.words = self.map.view.cast("Q")
         self.lock = threading.Lock()
 
@@ -98,7 +100,7 @@ class HostEvents:
             if self._pages is None:
                 self._fd = create_memfd("devipc-host-events", _PAGES_NBYTES)
                 try:
-                    self._pages = _Pages(self._fd)
+                    self._pages = _Pages(self._fd, writable=True)
                 except BaseException:
                     os.close(self._fd)
                     raise
@@ -150,7 +152,7 @@ class HostEvents:
         self._driver.enter("host_event_open")
         fd = _open_page(pid, number, inode)
         try:
-            event = HostEvent(self._driver, _Pages(fd), slot, nonce, owned=False)
+            event = HostEvent(self._driver, _Pages(fd, writable=False), slot, nonce, owned=False)
         finally:
             os.close(fd)
         if event.word(_NONCE) != nonce:
@@ -265,21 +267,15 @@ def _open_page(pid: int, number: int, inode: int) -> int:
     """Open a peer's page by pid and descriptor number; what is found there is looked at before it is opened."""
     try:
         found = os.open(f"/proc/{pid}/fd/{number}", os.O_PATH | os.O_CLOEXEC)
-    except PermissionError as error:
-        raise HandleError(
-            f"no access to the descriptors of process {pid}",
-            code="no_access",
-            remedy="run both as the same user, dumpable and in one user namespace, or choose another strategy",
-        ) from error
     except OSError as error:
-        raise _gone(pid) from error
+        raise _not_opened(pid, error) from error
     try:
         info = os.fstat(found)
         if not stat.S_ISREG(info.st_mode) or info.st_ino != inode:
             raise _gone(pid)
-        fd = os.open(f"/proc/self/fd/{found}", os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise _gone(pid) from error
+        raise _not_opened(pid, error) from error
     finally:
         os.close(found)
     try:
@@ -288,6 +284,18 @@ def _open_page(pid: int, number: int, inode: int) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def _not_opened(pid: int, error: OSError) -> DevIPCError:
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return ResourceExhausted(f"no descriptor left ({error.strerror})", code="fds", remedy="raise `ulimit -n`")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return HandleError(
+            f"no access to the descriptors of process {pid}",
+            code="no_access",
+            remedy="run both as the same user, dumpable and in one user namespace, or choose another strategy",
+        )
+    return _gone(pid)
 
 
 def _gone(pid: int) -> HandleError:

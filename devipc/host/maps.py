@@ -52,7 +52,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """An address range that is ours: ``nbytes`` from ``base``; the first byte that was asked for is at ``ptr``."""
+    """An address range that is ours, guards included: ``nbytes`` from ``base``. The first shared byte is at ``ptr``."""
 
     base: int
     nbytes: int
@@ -63,7 +63,8 @@ def map_side_by_side(parts: Sequence[Part]) -> Mapping:
     """Map ``parts`` one behind the other without a gap, all or none.
 
     Inner borders must lie on pages: the caller checked that. The range is reserved first, so that no other mapping
-    of the process can come between.
+    of the process can come between. A page that nobody may touch lies on either side, so that an address that is off
+    by a little never lies in a neighbour.
 
     Raises
     ------
@@ -71,10 +72,10 @@ def map_side_by_side(parts: Sequence[Part]) -> Mapping:
         When address space, memory or mappings ran out.
     """
     lead = parts[0].offset % PAGE_NBYTES
-    nbytes = round_up(lead + sum(part.nbytes for part in parts), PAGE_NBYTES)
+    nbytes = round_up(lead + sum(part.nbytes for part in parts), PAGE_NBYTES) + 2 * PAGE_NBYTES
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     base = _checked_mmap(None, nbytes, _PROT_NONE, flags, -1, 0)
-    at = base
+    at = base + PAGE_NBYTES
     try:
         for part in parts:
             below = part.offset % PAGE_NBYTES
@@ -85,7 +86,7 @@ def map_side_by_side(parts: Sequence[Part]) -> Mapping:
     except ResourceExhausted:
         _munmap(base, nbytes)
         raise
-    return Mapping(base, nbytes, base + lead)
+    return Mapping(base, nbytes, base + PAGE_NBYTES + lead)
 
 
 def _checked_mmap(at: int | None, nbytes: int, protection: int, flags: int, fd: int, offset: int) -> int:

@@ -32,7 +32,9 @@ def loaded_numpy() -> Any:
 
     Never imports it: callers that have arrays have numpy, and for all others plain loops are enough.
     """
-    return sys.modules.get("numpy")
+    module = sys.modules.get("numpy")
+    # A module that another thread is importing right now lacks half of its names.
+    return None if getattr(getattr(module, "__spec__", None), "_initializing", False) else module
 
 
 @dataclass(slots=True, eq=False)

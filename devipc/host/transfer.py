@@ -107,8 +107,9 @@ class HostTransfer:
 
     def create_stream(self, *, priority: int = 0) -> HostStream:
         """Make a stream; its thread starts with its first work."""
+        number = whole("priority", priority, low=-(2**31), high=2**31)
         self._driver.enter("host_create_stream")
-        return HostStream(self._driver, self._driver.create_queue(priority=priority), borrowed=False)
+        return HostStream(self._driver, self._driver.create_queue(priority=number), borrowed=False)
 
     def wrap_stream(self, handle: object) -> HostStream:
         """Borrow a stream of this device: its handle (0: the default stream), or an object with such a ``handle``."""

@@ -1,0 +1,1 @@
+"""The built-in backend: memory, streams, words and events between real processes."""
