@@ -1,0 +1,1 @@
+"""CUDA backend of devipc. Found through the entry point ``cuda``; nothing is loaded before a device is asked for."""

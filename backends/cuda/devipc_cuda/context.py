@@ -1,0 +1,93 @@
+"""The device's primary context: taken once, made current around every call, given back at the end.
+
+Owns the promise that the caller's current context is the same before and after each call, on every thread, also on
+threads that have none. Frameworks use the primary context too, so pointers are valid on both sides.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Any
+
+from devipc.spi import ClosedError, DevIPCError
+from devipc_cuda import driver
+
+__all__ = ["Context"]
+
+
+class Context:
+    """One device's primary context, to be entered around driver calls: ``with context: ...``.
+
+    Entering costs two driver calls and may be nested and used from any thread.
+
+    Parameters
+    ----------
+    ordinal : int
+        The device's position in this process.
+    uuid : str
+        Identity put into errors.
+    """
+
+    def __init__(self, ordinal: int, uuid: str) -> None:
+        self.ordinal = ordinal
+        self.uuid = uuid
+        self._lock = threading.Lock()
+        self._device = driver.call("cuDeviceGet", ordinal)
+        self._stream: Any = None
+        try:
+            self._context = driver.call("cuDevicePrimaryCtxRetain", self._device)
+        except DevIPCError as error:
+            error.device = uuid
+            raise
+
+    @property
+    def device(self) -> Any:
+        """The driver's device object."""
+        return self._device
+
+    @property
+    def closed(self) -> bool:
+        """True after :meth:`close`."""
+        return self._context is None
+
+    def __enter__(self) -> None:
+        context = self._context
+        if context is None:
+            raise ClosedError(
+                "the device was closed", remedy="open it again with open_device()", backend="cuda", device=self.uuid
+            )
+        driver.call("cuCtxPushCurrent", context)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Never hides what went wrong inside; at interpreter exit the driver may be gone already.
+        try:
+            driver.attempt("cuCtxPopCurrent")
+        except DevIPCError:
+            pass
+        if isinstance(error, DevIPCError) and not error.device:
+            error.backend, error.device = "cuda", self.uuid
+
+    def internal_stream(self) -> Any:
+        """Return the stream for this package's own work (zero fill, pool calls); the context is current."""
+        with self._lock:
+            if self._stream is None:
+                self._stream = driver.call("cuStreamCreate", 1)
+            return self._stream
+
+    def close(self) -> None:
+        """Give the context back. Idempotent; never raises, since it may run at interpreter exit or in a fork."""
+        with self._lock:
+            context, self._context = self._context, None
+            stream, self._stream = self._stream, None
+        if context is None:
+            return
+        try:
+            if stream is not None and driver.attempt("cuCtxPushCurrent", context)[0] == 0:
+                driver.attempt("cuStreamDestroy", stream)
+                driver.attempt("cuCtxPopCurrent")
+            driver.attempt("cuDevicePrimaryCtxRelease", self._device)
+        except DevIPCError:
+            pass

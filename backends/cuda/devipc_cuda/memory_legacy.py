@@ -1,0 +1,150 @@
+"""Handle kind ``legacy``: memory of ``cuMemAlloc`` by a 64-byte handle.
+
+Owns allocating, exporting, opening and closing of that kind. All functions expect the context to be current.
+
+The driver packs small allocations into common 2 MiB blocks and a handle opens the block: at its beginning, or at the
+allocation inside of it, which differs between drivers and is in no document. So the distance travels twice, and the
+importer looks at what its own driver opened.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import struct
+import threading
+from dataclasses import dataclass
+
+from devipc.spi import BoundsError, Chunk, ExportedExtent, HandleError, HandleKind, OpenedExtent, check_chunk
+from devipc_cuda import driver, payload
+from devipc_cuda.memory_query import Mapping
+from devipc_cuda.status import ALREADY_MAPPED, error_for
+
+__all__ = ["BLOCK_NBYTES", "LegacyExports", "LegacyMappings"]
+
+BLOCK_NBYTES = 2 * 2**20
+"""Size of the blocks from which the driver serves small allocations (CUDA programming guide, interprocess
+communication); whole blocks have no neighbours."""
+
+_LAZY_ENABLE_PEER_ACCESS = 1
+_BLOCK = struct.Struct("<8sQQQ")  # process, block's id, allocation's offset in the block, block's size
+
+
+class LegacyExports:
+    """Exports of this process, with an identity for each block: a handle's bytes are none."""
+
+    def __init__(self) -> None:
+        self._process = os.urandom(8)
+        self._fresh_ids = itertools.count(2**63)
+
+    def export(self, ptr: int, nbytes: int, *, base: int, allocation_nbytes: int) -> ExportedExtent:
+        """Export ``[ptr, ptr + nbytes)``. The driver is always given ``base``: what it makes of others differs."""
+        handle = driver.handle_bytes(driver.call("cuIpcGetMemHandle", base))
+        block_base = driver.pointer_attribute("MAPPING_BASE_ADDR", base)
+        block_nbytes = driver.pointer_attribute("MAPPING_SIZE", base)
+        block_id = driver.pointer_attribute("MEMORY_BLOCK_ID", base) or next(self._fresh_ids)
+        if not block_base or not block_nbytes:
+            block_base, block_nbytes = base, allocation_nbytes
+        block = _BLOCK.pack(self._process, block_id, base - block_base, block_nbytes)
+        chunk = Chunk(allocation_nbytes, ptr - base, nbytes, payload.pack(handle, block))
+        return ExportedExtent(HandleKind.LEGACY, (chunk,))
+
+
+@dataclass(slots=True, eq=False)
+class _Mapped:
+    identity: bytes
+    ptr: int
+    users: int = 1
+    opens: int = 1
+
+
+class LegacyMappings:
+    """Mappings of this process made from legacy handles.
+
+    Several exports may lie in one block. Drivers either count the opens of it, refuse the second, or unmap for all at
+    the first close: so a block is opened once, and closed with its last user.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._mapped: dict[bytes, _Mapped] = {}
+
+    def open(self, extent: ExportedExtent) -> OpenedExtent:
+        """Map a checked extent and compare it with the size that this driver reports."""
+        (chunk,) = extent.chunks
+        body = payload.unpack(chunk)
+        handle, block = body[: driver.HANDLE_NBYTES], body[driver.HANDLE_NBYTES :]
+        mapped = self._open(handle, identity=block[:16])
+        try:
+            _, _, block_offset, block_nbytes = _BLOCK.unpack(block)
+            ptr = _locate(mapped.ptr, chunk, block_offset=block_offset, block_nbytes=block_nbytes)
+        except BaseException:
+            self.close(mapped)
+            raise
+        return OpenedExtent(ptr, chunk.nbytes, mapped)
+
+    def _open(self, handle: bytes, *, identity: bytes) -> _Mapped:
+        """Open, once more when the driver says "already mapped": what was being closed is gone by then."""
+        status = 0
+        for _ in range(2):
+            with self._lock:
+                known = self._mapped.get(identity)
+                if known is not None:
+                    known.users += 1
+                    return known
+            # Outside of the lock: the call may block for long, and other mappings must close meanwhile.
+            native = driver.handle_from_bytes("CUipcMemHandle", handle)
+            status, ptr = driver.attempt("cuIpcOpenMemHandle", native, _LAZY_ENABLE_PEER_ACCESS)
+            if status == 0:
+                return self._add(identity, int(ptr))
+            if status != ALREADY_MAPPED:
+                break
+        raise error_for("cuIpcOpenMemHandle", status, driver.name_of(status))
+
+    def _add(self, identity: bytes, ptr: int) -> _Mapped:
+        with self._lock:
+            known = self._mapped.get(identity)
+            if known is not None and known.ptr == ptr:  # another thread opened it meanwhile
+                known.users += 1
+                known.opens += 1
+                return known
+            mapped = _Mapped(identity, ptr)
+            self._mapped.setdefault(identity, mapped)
+            return mapped
+
+    def close(self, token: _Mapped) -> None:
+        """Unmap when the last user of the block closes it."""
+        with self._lock:
+            token.users -= 1
+            if token.users:
+                return
+            if self._mapped.get(token.identity) is token:
+                del self._mapped[token.identity]
+        driver.call("cuIpcCloseMemHandle", token.ptr)
+        for _ in range(token.opens - 1):
+            # A driver that does not count has unmapped by now and refuses.
+            driver.attempt("cuIpcCloseMemHandle", token.ptr)
+
+
+def _locate(ptr: int, chunk: Chunk, *, block_offset: int, block_nbytes: int) -> int:
+    """Return the address of the first shared byte, from what this driver reports about the opened ``ptr``."""
+    opened = Mapping(*(int(value) for value in driver.call("cuMemGetAddressRange", ptr)))
+    check_chunk(chunk, driver_nbytes=min(opened.nbytes, chunk.allocation_nbytes))
+    if opened.nbytes >= block_nbytes:
+        start = opened.base + block_offset
+        if ptr not in (opened.base, start):
+            raise HandleError(
+                f"the driver opened the handle {ptr - opened.base} bytes into the block, neither at its beginning nor"
+                f" at the allocation ({block_offset})",
+                code="unknown_place",
+                remedy="export memory of whole 2 MiB blocks, or use kind 'vmm_fd'",
+            )
+    else:
+        start = ptr
+    first = start + chunk.offset
+    if first < opened.base or first + chunk.nbytes > opened.end:
+        raise BoundsError(
+            f"the shared range leaves the {opened.nbytes} bytes that the driver opened",
+            remedy="the exporter's handle is wrong or was changed on the way; export again",
+        )
+    return first

@@ -1,0 +1,187 @@
+"""Handle kind ``pool``: stream-ordered memory, a pool by descriptor and each pointer in it by 64 bytes.
+
+Owns this process's exportable pool, the pools imported from peers and the pointers imported from those. All functions
+expect the context to be current. An importer must free a pointer before the exporter does, and the last one of a pool
+gives the pool back; two imports of one pointer would be undone by the first free, so one import serves both.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from devipc.spi import (
+    Chunk,
+    DevIPCError,
+    ExportedExtent,
+    HandleKind,
+    OpenedExtent,
+    check_chunk,
+    round_up,
+)
+from devipc_cuda import driver, payload
+from devipc_cuda.descriptors import explain_missing
+from devipc_cuda.memory_legacy import BLOCK_NBYTES
+
+__all__ = ["PoolExports", "PoolImports"]
+
+
+@dataclass(slots=True)
+class _Exported:
+    identity: bytes
+    live: int = 0
+
+
+class PoolExports:
+    """Pools of this process: an own one to allocate from, and the identities under which pools are exported."""
+
+    def __init__(self, ordinal: int) -> None:
+        self._ordinal = ordinal
+        self._lock = threading.Lock()
+        self._own: Any = None
+        self._exported: dict[int, _Exported] = {}
+
+    def allocate(self, nbytes: int, stream: Any) -> tuple[int, int]:
+        """Allocate from the own pool; return address and size, whole blocks without neighbours."""
+        with self._lock:
+            if self._own is None:
+                self._own = driver.call("cuMemPoolCreate", driver.pool_props(self._ordinal))
+            pool = self._own
+        nbytes = round_up(nbytes, BLOCK_NBYTES)
+        ptr = int(driver.call("cuMemAllocFromPoolAsync", nbytes, pool, stream))
+        driver.call("cuStreamSynchronize", stream)
+        return ptr, nbytes
+
+    def free(self, ptr: int, stream: Any) -> None:
+        """Give memory of the own pool back."""
+        driver.call("cuMemFreeAsync", ptr, stream)
+        driver.call("cuStreamSynchronize", stream)
+
+    def export(self, ptr: int, nbytes: int, *, base: int, allocation_nbytes: int) -> ExportedExtent:
+        """Export ``[ptr, ptr + nbytes)`` of any pool that was created exportable."""
+        address = driver.pointer_attribute("MEMPOOL_HANDLE", base) or 0
+        pool = driver.make("CUmemoryPool", address)
+        try:
+            fd = int(driver.call("cuMemPoolExportToShareableHandle", pool, driver.fd_handle_type(), 0))
+        except DevIPCError as error:
+            raise explain_missing(error) from error
+        try:
+            os.set_inheritable(fd, False)
+            data = driver.handle_bytes(driver.call("cuMemPoolExportPointer", base))
+        except BaseException:
+            os.close(fd)
+            raise
+        with self._lock:
+            exported = self._exported.setdefault(address, _Exported(os.urandom(16)))
+            exported.live += 1
+            identity = exported.identity
+        chunk = Chunk(allocation_nbytes, ptr - base, nbytes, payload.pack(identity, data), has_fd=True)
+        return ExportedExtent(HandleKind.POOL, (chunk,), (fd,))
+
+    def release(self, extent: ExportedExtent) -> None:
+        """Take an export back. A pool's identity ends with its last export: a later pool may have the same handle."""
+        identity = payload.unpack(extent.chunks[0])[:16]
+        with self._lock:
+            for address, exported in list(self._exported.items()):
+                if exported.identity == identity:
+                    exported.live -= 1
+                    if exported.live <= 0:
+                        del self._exported[address]
+
+    def shut_down(self) -> None:
+        """Destroy the own pool; memory still in use keeps it alive in the driver."""
+        with self._lock:
+            pool, self._own = self._own, None
+        if pool is not None:
+            driver.attempt("cuMemPoolDestroy", pool)
+
+
+@dataclass(slots=True, eq=False)
+class _Pool:
+    identity: bytes
+    handle: Any
+    pointers: dict[bytes, _Pointer] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class _Pointer:
+    pool: _Pool
+    data: bytes
+    ptr: int
+    users: int = 1
+
+
+class PoolImports:
+    """Pools and pointers imported from peers.
+
+    One lock covers the driver calls too: import and free of one pointer must not overlap.
+    """
+
+    def __init__(self, ordinal: int) -> None:
+        self._ordinal = ordinal
+        self._lock = threading.Lock()
+        self._pools: dict[bytes, _Pool] = {}
+
+    def open(self, extent: ExportedExtent) -> OpenedExtent:
+        """Map a checked extent and compare it with the size that this driver reports."""
+        (chunk,) = extent.chunks
+        body = payload.unpack(chunk)
+        identity, data = body[:16], body[16:]
+        with self._lock:
+            pool = self._pools.get(identity) or self._import_pool(identity, extent.fds[0])
+            try:
+                pointer = self._import_pointer(pool, data)
+                try:
+                    _, driver_nbytes = driver.call("cuMemGetAddressRange", pointer.ptr)
+                    check_chunk(chunk, driver_nbytes=min(int(driver_nbytes), chunk.allocation_nbytes))
+                except BaseException:
+                    self._drop(pointer)
+                    raise
+            except BaseException:
+                self._drop_unused(pool)
+                raise
+        return OpenedExtent(pointer.ptr + chunk.offset, chunk.nbytes, pointer)
+
+    def close(self, token: _Pointer) -> None:
+        """Free the import when its last user closes it, and give the pool back with its last import."""
+        with self._lock:
+            try:
+                self._drop(token)
+            finally:
+                self._drop_unused(token.pool)
+
+    def _import_pool(self, identity: bytes, fd: int) -> _Pool:
+        try:
+            handle = driver.call("cuMemPoolImportFromShareableHandle", fd, driver.fd_handle_type(), 0)
+        except DevIPCError as error:
+            raise explain_missing(error) from error
+        try:
+            # Access does not travel with the pool.
+            driver.call("cuMemPoolSetAccess", handle, [driver.access_desc(self._ordinal)], 1)
+        except BaseException:
+            driver.attempt("cuMemPoolDestroy", handle)
+            raise
+        pool = self._pools[identity] = _Pool(identity, handle)
+        return pool
+
+    def _import_pointer(self, pool: _Pool, data: bytes) -> _Pointer:
+        known = pool.pointers.get(data)
+        if known is not None:
+            known.users += 1
+            return known
+        native = driver.handle_from_bytes("CUmemPoolPtrExportData", data)
+        ptr = int(driver.call("cuMemPoolImportPointer", pool.handle, native))
+        pointer = pool.pointers[data] = _Pointer(pool, data, ptr)
+        return pointer
+
+    def _drop(self, pointer: _Pointer) -> None:
+        pointer.users -= 1
+        if pointer.users == 0:
+            del pointer.pool.pointers[pointer.data]
+            driver.call("cuMemFree", pointer.ptr)
+
+    def _drop_unused(self, pool: _Pool) -> None:
+        if not pool.pointers and self._pools.pop(pool.identity, None) is not None:
+            driver.call("cuMemPoolDestroy", pool.handle)

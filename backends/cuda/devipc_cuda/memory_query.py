@@ -1,0 +1,159 @@
+"""What a pointer points into: the driver is asked, never a framework's setting.
+
+Owns classification, the extent of grown ranges, and the words of refusals. Makes and opens nothing. All functions
+expect the device's context to be current.
+
+Sources: ``RANGE_START_ADDR`` is the reserved address range and ``MAPPING_BASE_ADDR`` the mapping inside it (CUDA driver
+API, pointer attributes); ``BUFFER_ID`` is unique for the life of the process.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from devipc.spi import AllocationInfo, HandleKind, MemoryKind
+from devipc_cuda import driver
+
+__all__ = ["Mapping", "inspect", "mapping_at", "mappings_from"]
+
+FD_TYPE = 1
+"""CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR."""
+
+_HOST, _DEVICE = 1, 2  # CUmemorytype
+_fresh_ids = itertools.count(2**63)
+
+_USE_ALLOCATE = "allocate it through devipc (`memory.allocate`, `devipc_cuda.torch_pool`)"
+REASONS = {
+    "unknown": "the driver does not know this address: it was never allocated, or was freed",
+    "host": f"host memory is not exported by this backend: share a memfd, or {_USE_ALLOCATE}",
+    "managed": f"managed memory (cudaMallocManaged) has no handles for other processes: {_USE_ALLOCATE}",
+    "imported": "the memory belongs to another process and is only mapped here: its owner must export it",
+    "vmm": (
+        "the mapped memory was created without the file-descriptor handle type. For torch's expandable segments unset"
+        " TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC=0, or set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False;"
+        f" else {_USE_ALLOCATE}"
+    ),
+    "pool": (
+        "the stream-ordered pool was created without the file-descriptor handle type, as the default pool is. For torch"
+        f" set PYTORCH_CUDA_ALLOC_CONF=backend:native; else {_USE_ALLOCATE}"
+    ),
+    "device": (
+        "the driver gives no handle for this memory: it is mapped from another process by another library, or the"
+        f" platform (WSL, integrated devices) has no legacy IPC; {_USE_ALLOCATE}"
+    ),
+}
+"""Why memory of a kind cannot be exported, and what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """One driver mapping: for grown ranges one of many, side by side."""
+
+    base: int
+    nbytes: int
+
+    @property
+    def end(self) -> int:
+        """First address behind it."""
+        return self.base + self.nbytes
+
+
+def inspect(ptr: int, *, ordinal: int) -> AllocationInfo:
+    """Return what the driver says about ``ptr``; unknown pointers are an answer, not an error."""
+    memory_type = driver.pointer_attribute("MEMORY_TYPE", ptr) if 0 < ptr < 2**64 else None
+    if memory_type is None:
+        return AllocationInfo(ptr, 0, MemoryKind.UNKNOWN, 0, (), REASONS["unknown"])
+    if driver.pointer_attribute("IS_MANAGED", ptr):
+        return _plain(ptr, MemoryKind.MANAGED, "managed")
+    if memory_type == _HOST:
+        return _plain(ptr, MemoryKind.HOST, "host")
+    if memory_type != _DEVICE:
+        return AllocationInfo(ptr, 0, MemoryKind.UNKNOWN, 0, (), f"memory of the driver's type {memory_type}")
+    found = _inspect_device(ptr)
+    owner = driver.pointer_attribute("DEVICE_ORDINAL", ptr)
+    if owner not in (None, ordinal):
+        reason = f"the memory is on device {owner} of this process, not on device {ordinal}: open that device"
+        return AllocationInfo(found.base, found.nbytes, found.kind, found.allocation_id, (), reason)
+    return found
+
+
+def _inspect_device(ptr: int) -> AllocationInfo:
+    allowed = driver.pointer_attribute("ALLOWED_HANDLE_TYPES", ptr)
+    if driver.pointer_attribute("MEMPOOL_HANDLE", ptr):
+        exportable = (HandleKind.POOL,) if allowed and allowed & FD_TYPE else ()
+        return _plain(ptr, MemoryKind.POOL, "pool", exportable)
+    if driver.pointer_attribute("IS_LEGACY_CUDA_IPC_CAPABLE", ptr):
+        return _plain(ptr, MemoryKind.DEVICE, "device", (HandleKind.LEGACY,))
+    if _is_vmm(ptr):
+        return _inspect_vmm(ptr, exportable=(HandleKind.VMM_FD,) if allowed and allowed & FD_TYPE else ())
+    return _plain(ptr, MemoryKind.DEVICE, "device")
+
+
+def _plain(ptr: int, kind: MemoryKind, reason: str, exportable: tuple[HandleKind, ...] = ()) -> AllocationInfo:
+    found = _address_range(ptr) or Mapping(ptr, 0)
+    return AllocationInfo(
+        found.base, found.nbytes, kind, _allocation_id(found.base), exportable, "" if exportable else REASONS[reason]
+    )
+
+
+def _allocation_id(ptr: int) -> int:
+    """Return the driver's id; when it has none, an id that no cache will ever meet again."""
+    return driver.pointer_attribute("BUFFER_ID", ptr) or next(_fresh_ids)
+
+
+def _is_vmm(ptr: int) -> bool:
+    status, handle = driver.attempt("cuMemRetainAllocationHandle", ptr)
+    if status == 0:
+        driver.call("cuMemRelease", handle)
+    return status == 0
+
+
+def _address_range(ptr: int) -> Mapping | None:
+    status, value = driver.attempt("cuMemGetAddressRange", ptr)
+    return None if status else Mapping(int(value[0]), int(value[1]))
+
+
+def mapping_at(ptr: int) -> Mapping | None:
+    """Return the one driver mapping around ``ptr``, or None where nothing is mapped."""
+    if driver.pointer_attribute("MAPPED", ptr) == 0:
+        return None
+    base = driver.pointer_attribute("MAPPING_BASE_ADDR", ptr)
+    nbytes = driver.pointer_attribute("MAPPING_SIZE", ptr)
+    found = Mapping(base, nbytes) if base and nbytes else _address_range(ptr)
+    return found if found and found.base <= ptr < found.end else None
+
+
+def mappings_from(ptr: int, *, end: int) -> Iterator[Mapping]:
+    """Yield the mappings side by side from the one around ``ptr`` until ``end`` is reached or a hole."""
+    while ptr < end and (found := mapping_at(ptr)) is not None:
+        yield found
+        ptr = found.end
+
+
+def _inspect_vmm(ptr: int, *, exportable: tuple[HandleKind, ...]) -> AllocationInfo:
+    """Walk a grown range in both directions, inside the address range that was reserved for it.
+
+    Two reservations may be neighbours: what lies beyond the own one belongs to somebody else.
+    """
+    start = driver.pointer_attribute("RANGE_START_ADDR", ptr) or 0
+    reserved = Mapping(start, driver.pointer_attribute("RANGE_SIZE", ptr) or 0)
+    own = mapping_at(ptr) or Mapping(ptr, 0)
+    if not reserved.base <= ptr < reserved.end:
+        reserved = own
+    first, newest = own, _allocation_id(own.base)
+    while first.base > reserved.base and (before := mapping_at(first.base - 1)) is not None:
+        first, newest = before, max(newest, _allocation_id(before.base))
+    last = own
+    for last in mappings_from(own.end, end=reserved.end):
+        newest = max(newest, _allocation_id(last.base))
+    # The newest id: replacing any mapping of the range changes it.
+    return AllocationInfo(
+        first.base,
+        last.end - first.base,
+        MemoryKind.VMM,
+        newest,
+        exportable,
+        "" if exportable else REASONS["vmm"],
+    )

@@ -1,0 +1,212 @@
+"""Handle kind ``vmm_fd``: physical memory mapped into reserved addresses, exported as file descriptors.
+
+Owns allocating, exporting, mapping and unmapping of that kind, for one block or for a grown range of many. All
+functions expect the context to be current. Every step undoes the earlier ones when it fails.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from devipc.spi import (
+    BoundsError,
+    CapabilityError,
+    Chunk,
+    DevIPCError,
+    ExportedExtent,
+    HandleError,
+    HandleKind,
+    OpenedExtent,
+    UsageError,
+    close_fds,
+    round_up,
+)
+from devipc_cuda import driver, payload
+from devipc_cuda.descriptors import explain_missing
+from devipc_cuda.memory_query import Mapping, mappings_from
+from devipc_cuda.status import INVALID_VALUE, error_for
+
+__all__ = ["Reservation", "allocate_vmm", "export_vmm", "open_vmm"]
+
+_GRANULARITY_MINIMUM = 0
+
+
+class Reservation:
+    """Reserved device addresses, and what is mapped into them.
+
+    Chunks are placed by the caller, so that several extents can share one reservation at a constant stride.
+
+    Parameters
+    ----------
+    nbytes : int
+        Size, exactly what will be mapped; a multiple of the granularity.
+    ordinal : int
+        The device that gets access.
+    """
+
+    def __init__(self, nbytes: int, *, ordinal: int) -> None:
+        self.nbytes = nbytes
+        self.base = int(driver.call("cuMemAddressReserve", nbytes, 0, 0, 0))
+        self._ordinal = ordinal
+        self._mapped: list[Mapping] = []
+
+    def map(self, offset: int, handle: Any, nbytes: int) -> None:
+        """Map physical memory at ``offset``; it is reachable after :meth:`allow`."""
+        driver.call("cuMemMap", self.base + offset, nbytes, 0, handle, 0)
+        self._mapped.append(Mapping(self.base + offset, nbytes))
+
+    def allow(self) -> None:
+        """Let the device read and write all that is mapped."""
+        driver.call("cuMemSetAccess", self.base, self.nbytes, [driver.access_desc(self._ordinal)], 1)
+
+    def release(self) -> None:
+        """Unmap in reverse order and give the addresses back; every step is tried, the first failure is raised."""
+        failures: list[DevIPCError] = []
+        while self._mapped:
+            mapping = self._mapped.pop()
+            _try(failures, "cuMemUnmap", mapping.base, mapping.nbytes)
+        if self.base:
+            base, self.base = self.base, 0
+            _try(failures, "cuMemAddressFree", base, self.nbytes)
+        if failures:
+            raise failures[0]
+
+
+def _try(failures: list[DevIPCError], name: str, *args: Any) -> None:
+    try:
+        driver.call(name, *args)
+    except DevIPCError as error:
+        failures.append(error)
+
+
+def _release_quietly(reservation: Reservation) -> None:
+    """Undo while another error is on its way."""
+    try:
+        reservation.release()
+    except DevIPCError:
+        pass
+
+
+def granularity(ordinal: int) -> int:
+    """Return the block size in which the device's memory is created and mapped."""
+    flag = driver.make("CUmemAllocationGranularity_flags", _GRANULARITY_MINIMUM)
+    return int(driver.call("cuMemGetAllocationGranularity", driver.allocation_prop(ordinal), flag))
+
+
+def allocate_vmm(nbytes: int, *, ordinal: int) -> Reservation:
+    """Create, map and allow one exportable block of at least ``nbytes``."""
+    try:
+        nbytes = round_up(nbytes, granularity(ordinal))
+        handle = driver.call("cuMemCreate", nbytes, driver.allocation_prop(ordinal), 0)
+    except DevIPCError as error:
+        if error.status is not None and error.status.value == INVALID_VALUE:
+            raise CapabilityError(
+                "this device cannot create memory that is exported as a file descriptor",
+                code="not_supported",
+                remedy="use kind 'legacy'; on WSL and some virtual GPUs no descriptor can be had",
+                status=error.status,
+            ) from error
+        raise
+    try:
+        return map_side_by_side([(handle, nbytes)], ordinal=ordinal)
+    finally:
+        # The mapping keeps the memory; unmapping frees it.
+        driver.call("cuMemRelease", handle)
+
+
+def map_side_by_side(blocks: Sequence[tuple[Any, int]], *, ordinal: int) -> Reservation:
+    """Reserve exactly the blocks' size, map them one after the other, and allow access; all or nothing."""
+    reservation = Reservation(sum(nbytes for _, nbytes in blocks), ordinal=ordinal)
+    try:
+        offset = 0
+        for handle, nbytes in blocks:
+            reservation.map(offset, handle, nbytes)
+            offset += nbytes
+        reservation.allow()
+    except BaseException:
+        _release_quietly(reservation)
+        raise
+    return reservation
+
+
+def export_vmm(ptr: int, nbytes: int) -> ExportedExtent:
+    """Export ``[ptr, ptr + nbytes)``: one descriptor for each mapping that the range touches."""
+    end = ptr + nbytes
+    chunks: list[Chunk] = []
+    fds: list[int] = []
+    try:
+        reached = ptr
+        for mapping in mappings_from(ptr, end=end):
+            fds.append(_export_block(mapping.base))
+            stop = min(end, mapping.end)
+            chunks.append(Chunk(mapping.nbytes, reached - mapping.base, stop - reached, payload.pack(), has_fd=True))
+            reached = stop
+        if reached != end:
+            raise UsageError(
+                f"the range of {nbytes} bytes leaves what is mapped after {reached - ptr} bytes",
+                remedy="export only memory that is mapped without holes",
+            )
+    except BaseException:
+        close_fds(fds)
+        raise
+    return ExportedExtent(HandleKind.VMM_FD, tuple(chunks), tuple(fds))
+
+
+def _export_block(base: int) -> int:
+    """Return a descriptor for the physical memory behind ``base``; owned by the caller, closed on exec."""
+    handle = driver.call("cuMemRetainAllocationHandle", base)
+    try:
+        fd = int(driver.call("cuMemExportToShareableHandle", handle, driver.fd_handle_type(), 0))
+    except DevIPCError as error:
+        raise explain_missing(error) from error
+    finally:
+        driver.call("cuMemRelease", handle)
+    os.set_inheritable(fd, False)
+    return fd
+
+
+def open_vmm(extent: ExportedExtent, *, ordinal: int) -> OpenedExtent:
+    """Import every chunk, map all side by side, and let go of the handles; all or nothing.
+
+    The descriptors stay the caller's: the driver keeps its own reference.
+    """
+    handles: list[Any] = []
+    try:
+        for fd in extent.fds:
+            handles.append(_import_block(fd, ordinal=ordinal))
+        sizes = [chunk.allocation_nbytes for chunk in extent.chunks]
+        try:
+            reservation = map_side_by_side(list(zip(handles, sizes, strict=True)), ordinal=ordinal)
+        except DevIPCError as error:
+            if error.status is not None and (error.status.call, error.status.value) == ("cuMemMap", INVALID_VALUE):
+                raise BoundsError(
+                    "the driver refuses to map as many bytes as the exporter announced",
+                    remedy="the exporter's handle is wrong or was changed on the way; export again",
+                    status=error.status,
+                ) from error
+            raise
+    finally:
+        for handle in reversed(handles):
+            driver.attempt("cuMemRelease", handle)
+    return OpenedExtent(reservation.base + extent.chunks[0].offset, extent.nbytes, reservation)
+
+
+def _import_block(fd: int, *, ordinal: int) -> Any:
+    try:
+        handle = driver.call("cuMemImportFromShareableHandle", fd, driver.fd_handle_type())
+    except DevIPCError as error:
+        raise explain_missing(error) from error
+    status, prop = driver.attempt("cuMemGetAllocationPropertiesFromHandle", handle)
+    if status == 0 and int(prop.location.type) == 1 and int(prop.location.id) != ordinal:
+        driver.attempt("cuMemRelease", handle)
+        raise HandleError(
+            f"the memory is on device {prop.location.id} of this process, not on device {ordinal}",
+            code="wrong_device",
+            remedy="open the extent on the device that the exporter named",
+        )
+    if status not in (0, INVALID_VALUE):
+        driver.attempt("cuMemRelease", handle)
+        raise error_for("cuMemGetAllocationPropertiesFromHandle", status, driver.name_of(status))
+    return handle

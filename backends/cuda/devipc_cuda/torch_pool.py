@@ -1,0 +1,118 @@
+"""Torch tensors in memory that can be exported: for KV pools that another process is to map.
+
+Owns the tie between a tensor's life and the allocation under it. torch is imported here only, and only when used.
+Torch's own allocator serves memory from blocks whose kind depends on its settings; a tensor made here is always
+exportable, has whole blocks to itself, and is freed when the last tensor that views it is gone.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from devipc.spi import Allocation, DevIPCError, HandleKind, UsageError
+from devipc_cuda import driver
+from devipc_cuda.context import Context
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["TorchPool"]
+
+
+class _Device(Protocol):
+    @property
+    def context(self) -> Context: ...
+    @property
+    def memory(self) -> Any: ...
+
+
+class _Block:
+    """Bytes on the device, described so that torch makes a tensor over them and keeps this object with it."""
+
+    def __init__(self, pool: TorchPool, allocation: Allocation, nbytes: int) -> None:
+        self._pool = pool
+        self._allocation = allocation
+        # torch takes the object's interface as of now and holds the object until the storage dies.
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (allocation.ptr, False),
+            "strides": None,
+            "stream": None,
+            "version": 3,
+        }
+
+    def __del__(self) -> None:
+        self._pool._free(self._allocation)
+
+
+class TorchPool:
+    """Allocates exportable torch tensors on one device.
+
+    Parameters
+    ----------
+    device : CudaDevice
+        An opened device of this backend.
+    kind : HandleKind or None
+        How the memory will be exported; the device's best when None (file descriptors).
+    """
+
+    def __init__(self, device: _Device, *, kind: HandleKind | None = None) -> None:
+        self._device = device
+        self._kind = kind
+        self._lock = threading.Lock()
+        self._live: dict[int, int] = {}
+
+    @property
+    def live_nbytes(self) -> int:
+        """Bytes under tensors that still live, rounded up to whole blocks."""
+        with self._lock:
+            return sum(self._live.values())
+
+    def empty(self, shape: Sequence[int], *, dtype: torch.dtype, zero: bool = False) -> torch.Tensor:
+        """Return a contiguous tensor of ``shape`` over an allocation of its own, without a copy.
+
+        Parameters
+        ----------
+        shape : sequence of int
+            All dimensions at least 1.
+        dtype : torch.dtype
+            Any type with whole bytes.
+        zero : bool
+            Fill with zeros before returning.
+
+        Raises
+        ------
+        UsageError
+            For a tensor without elements.
+        ResourceExhausted
+            When memory ran out.
+        """
+        import torch
+
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes <= 0:
+            raise UsageError(f"tensor of shape {tuple(shape)}", remedy="ask for at least one element", backend="cuda")
+        block = self._block(nbytes, zero=zero)
+        ordinal = self._device.context.ordinal
+        return torch.as_tensor(block, device=f"cuda:{ordinal}").view(dtype).view(tuple(shape))
+
+    def _block(self, nbytes: int, *, zero: bool) -> _Block:
+        allocation = self._device.memory.allocate(nbytes, kind=self._kind, zero=zero)
+        with self._lock:
+            self._live[allocation.ptr] = allocation.nbytes
+        return _Block(self, allocation, nbytes)
+
+    def _free(self, allocation: Allocation) -> None:
+        """Free behind all work of the device. Runs in the garbage collector and at exit: never raises."""
+        try:
+            with self._lock:
+                self._live.pop(allocation.ptr, None)
+            with self._device.context:
+                driver.call("cuCtxSynchronize")
+            self._device.memory.free(allocation)
+        except DevIPCError:
+            pass
