@@ -124,7 +124,7 @@ class HostBackend:
                 remedy="run on Linux with /proc mounted",
                 backend=BACKEND,
             ) from error
-        return (DeviceInfo(f"{BACKEND}-{boot}", 0, "host memory", total_nbytes=total_nbytes),)
+        return (DeviceInfo(f"{BACKEND}-{boot}", 0, "host memory", total_nbytes=total_nbytes, dlpack_type=1),)
 
     def open_device(self, uuid: str | None = None) -> HostDevice:
         """Open the device; the same object until it is closed.

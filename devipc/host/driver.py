@@ -29,6 +29,7 @@ from devipc.spi import ClosedError, DeviceLostError, ForkError, ResourceExhauste
 __all__ = ["BACKEND", "HostDriver", "Queue", "whole"]
 
 BACKEND = "host"
+"""Name of the backend, in its entry point and in its errors."""
 
 _handles = itertools.count(1)
 _SPINS = 64
@@ -252,7 +253,7 @@ class HostDriver:
             ) from self._lost
 
     def enter(self, call: str, *, giving_back: bool = False) -> None:
-        """Check, then report ``call``. First line of every call of this backend."""
+        """Check, then report ``call``: in every call of this backend, behind its look at the arguments."""
         self.check(giving_back=giving_back)
         report(call)
 

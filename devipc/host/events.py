@@ -73,11 +73,16 @@ class HostEvent:
 
 
 class _Pages:
-    """A mapped page of slots; ``lock`` orders destruction against the stream's stores and against readers."""
+    """Mapped pages of slots. ``lock`` orders destruction against the stream's stores and against readers.
+
+    ``number`` is the descriptor, which the maker keeps open and an opener does not.
+    """
 
     def __init__(self, fd: int, *, writable: bool) -> None:
         self.map = SharedMap(fd, _PAGES_NBYTES, writable=writable)
         self.words = self.map.view.cast("Q")
+        self.number = fd
+        self.inode = os.fstat(fd).st_ino
         self.lock = threading.Lock()
 
 
@@ -124,9 +129,9 @@ class HostEvents:
         """Name an event that was made here; 44 bytes."""
         ours = self._own(event, "export")
         self._driver.enter("host_event_export")
-        page_inode = os.fstat(self._fd).st_ino
+        pages = ours.pages
         return _PAYLOAD.pack(
-            _MAGIC, _VERSION, os.getpid(), self._fd, ours.slot, _pid_namespace(), page_inode, ours.nonce
+            _MAGIC, _VERSION, os.getpid(), pages.number, ours.slot, _pid_namespace(), pages.inode, ours.nonce
         )
 
     def open(self, payload: object) -> HostEvent:

@@ -126,13 +126,13 @@ def writable_until(address: int) -> int:
     Reads ``/proc/self/maps``: asking is the only way to refuse memory whose use would end the process.
     """
     end = address
-    with open("/proc/self/maps") as maps:
+    with open("/proc/self/maps", "rb") as maps:
         for line in maps:
             borders, permissions = line.split(maxsplit=2)[:2]
-            low, high = (int(border, 16) for border in borders.split("-"))
+            low, high = (int(border, 16) for border in borders.split(b"-"))
             if high <= end:
                 continue
-            if low > end or not permissions.startswith("rw"):
+            if low > end or not permissions.startswith(b"rw"):
                 break
             end = high
     return end

@@ -154,7 +154,9 @@ class HostMemory:
         if not isinstance(token, Range) or token.kind is not kind:
             raise UsageError(f"this is no {what} of the host backend", remedy=f"pass the {what} as it was returned")
         if not self._give_back(token):
-            raise ClosedError(f"this {what} was given back already", remedy=f"give each {what} back once")
+            raise ClosedError(
+                f"this {what} was given back already, or is another device's", remedy=f"give each {what} back once"
+            )
 
     def _give_back(self, old: Range) -> bool:
         with self._lock:

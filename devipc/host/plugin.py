@@ -10,6 +10,7 @@ from devipc.spi import CONTRACT_VERSION, Backend, hookimpl
 __all__ = ["DEVIPC_CONTRACT", "devipc_backend"]
 
 DEVIPC_CONTRACT = CONTRACT_VERSION
+"""Contract that this plugin was written for; the built-in one moves with the core."""
 
 
 @hookimpl

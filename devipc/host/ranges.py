@@ -190,13 +190,13 @@ class Ranges:
     def retire(self, old: Range) -> bool:
         """Take a range out: no new work may use it, and it is disposed of when the queued work has run.
 
-        Returns False when it was retired before.
+        Returns False when it is none of these ranges, or was retired before.
         """
         with self._lock:
-            if not old.live:
+            at = bisect_right(self._starts, old.start) - 1
+            if at < 0 or self._ranges[at] is not old:
                 return False
             old.live = False
-            at = bisect_right(self._starts, old.start) - 1
             del self._ranges[at], self._starts[at]
             self._vectors = None
             idle = old.pending == 0

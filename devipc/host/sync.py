@@ -19,7 +19,7 @@ from devipc.spi import Capability, Mechanism, MemoryKind, Stream, UsageError
 
 __all__ = ["HostSync", "HostWordWaits", "HostWordWrites"]
 
-_ORDERED_MACHINES = ("x86_64", "AMD64")
+_ORDERED_MACHINE = "x86_64"
 _LARGEST_WORD = 2**63 - 1
 
 
@@ -79,7 +79,7 @@ class HostSync:
 
     def __init__(self, driver: HostDriver, *, machine: str | None = None) -> None:
         self._machine = machine or platform.machine()
-        self._ordered = self._machine in _ORDERED_MACHINES
+        self._ordered = self._machine == _ORDERED_MACHINE
         self._writes = HostWordWrites(driver) if self._ordered else None
         self._waits = HostWordWaits(driver) if self._ordered else None
         self._events = HostEvents(driver)

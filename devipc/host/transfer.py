@@ -216,7 +216,7 @@ class HostTransfer:
         if not isinstance(token, Range) or token.kind is not MemoryKind.HOST:
             raise UsageError("this is no registration of the host backend", remedy="pass what register_host returned")
         if not self._driver.ranges.retire(token):
-            raise ClosedError("the memory was unregistered already", remedy="unregister once")
+            raise ClosedError("the memory was unregistered already, or by another device", remedy="unregister once")
         self._driver.ranges.wait_until_idle(token)
 
     def create_marker(self) -> HostMarker:

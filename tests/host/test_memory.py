@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from devipc.host import maps
-from devipc.host.backend import HostDevice
+from devipc.host.backend import HostBackend, HostDevice
 from devipc.host.meminfo import memory_info
 from devipc.spi import (
     PAGE_NBYTES,
@@ -202,6 +202,25 @@ def test_giving_back_twice_is_a_closed_error(device: HostDevice) -> None:
         give_back()
         with pytest.raises(ClosedError):
             give_back()
+
+
+def test_memory_of_another_device_is_not_given_back_here(device: HostDevice) -> None:
+    other = HostBackend().open_device()
+    made = other.memory.allocate(PAGE_NBYTES)
+    device.memory.free(device.memory.allocate(PAGE_NBYTES))
+    mine = device.memory.allocate(PAGE_NBYTES)
+    extent = other.memory.export(made.ptr, 8)
+    opened = other.memory.open(extent)
+    calls: list[Callable[[], None]] = [lambda: device.memory.free(made), lambda: device.memory.close(opened)]
+    for call in calls:
+        with pytest.raises(UsageError):
+            call()
+    assert device.memory.describe(mine.ptr).base == mine.ptr
+    assert other.memory.describe(made.ptr).base == made.ptr
+    other.memory.release(extent)
+    other.memory.close(opened)
+    other.memory.free(made)
+    other.close()
 
 
 def test_release_spares_a_number_that_another_file_has_by_now(device: HostDevice) -> None:

@@ -15,8 +15,8 @@ from devipc.host.events import HostEvents
 from devipc.host.transfer import HostStream
 from devipc.spi import PAGE_NBYTES, HandleError, close_fds
 from tests.host.conftest import Words
+from tests.host.helpers import passed, until, waits_of, writes_of
 from tests.host.peer import Peer, from_json
-from tests.host.test_streams import passed, until, waits_of, writes_of
 
 OFFSETS = [0, 1, 100, PAGE_NBYTES - 1, PAGE_NBYTES, 3 * PAGE_NBYTES + 7]
 
