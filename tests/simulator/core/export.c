@@ -185,3 +185,19 @@ enum ds_status ds_close(uint64_t start) {
   }
   return status;
 }
+
+void ds_fabric_handle(int fd, uint8_t out[DS_HANDLE_BYTES]) {
+  struct ds_header header = {0};
+  struct handle handle = {.magic = HANDLE_MAGIC, .pid = getpid(), .fd = ds_hold_fd(fd, 1)};
+  if (pread(fd, &header, sizeof header, 0) == sizeof header)
+    memcpy(handle.id, header.id, sizeof handle.id);
+  memcpy(out, &handle, sizeof handle);
+}
+
+enum ds_status ds_fabric_fd(const uint8_t bytes[DS_HANDLE_BYTES], int *fd) {
+  struct handle handle;
+  memcpy(&handle, bytes, sizeof handle);
+  if (handle.magic != HANDLE_MAGIC)
+    return DS_INVALID;
+  return ds_fetch_fd(handle.pid, handle.fd, handle.id, fd);
+}

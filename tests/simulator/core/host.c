@@ -44,8 +44,12 @@ static enum ds_status add(void *owner, void *address, uint64_t bytes, unsigned f
                            .owner = owner,
                            .flags = flags,
                            .registered = registered};
-  if (registered && !ds_switch(DS_host_pointer))
-    range.start = ds_reserve(bytes, DS_PAGE, 0) + (uint64_t)address % DS_PAGE;
+  if (registered && !ds_switch(DS_host_pointer)) {
+    uint64_t alias = ds_reserve(bytes + (uint64_t)address % DS_PAGE, DS_PAGE, 0);
+    if (!alias)
+      return DS_NOMEM;
+    range.start = alias + (uint64_t)address % DS_PAGE;
+  }
   range.map_start = range.start;
   range.map_bytes = bytes;
   for (int i = 0; i < ds_device_count(); i++)

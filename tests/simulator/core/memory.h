@@ -75,6 +75,7 @@ struct ds_range {
   void *parent;            /* pool or physical handle */
   int opens;
   bool registered;         /* host range that was registered, not allocated */
+  bool freeing;            /* a stream will free it */
 };
 
 /* device.c */
@@ -99,6 +100,7 @@ enum ds_status ds_fetch_fd(int pid, int fd, const uint8_t id[16], int *out);
 /* space.c: addresses; the caller holds ds_lock() unless it says otherwise */
 void ds_lock(void);
 void ds_unlock(void);
+void ds_locks_afresh(void); /* the late writer's: whoever held the lock is dead */
 bool ds_is_device_address(uint64_t address); /* takes no lock */
 uint64_t ds_reserve(uint64_t bytes, uint64_t align, uint64_t hint);
 void ds_unreserve(uint64_t start);
@@ -126,6 +128,9 @@ enum { DS_HANDLE_BYTES = 64 };
 enum ds_status ds_export(uint64_t address, uint8_t out[DS_HANDLE_BYTES]);
 enum ds_status ds_open(struct ds_device *device, void *owner, const uint8_t handle[DS_HANDLE_BYTES], uint64_t *out);
 enum ds_status ds_close(uint64_t start);
+/* A handle that names an fd of this process, which stays open as long as the process lives. */
+void ds_fabric_handle(int fd, uint8_t out[DS_HANDLE_BYTES]);
+enum ds_status ds_fabric_fd(const uint8_t handle[DS_HANDLE_BYTES], int *fd); /* the caller closes it */
 
 /* vmm.c */
 struct ds_physical;

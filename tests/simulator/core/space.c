@@ -21,6 +21,7 @@ static size_t range_count, range_room;
 
 void ds_lock(void) { pthread_mutex_lock(&lock); }
 void ds_unlock(void) { pthread_mutex_unlock(&lock); }
+void ds_locks_afresh(void) { pthread_mutex_init(&lock, NULL); }
 
 static void make(void) {
   for (uint64_t size = 1ull << 43; size >= 1ull << 34; size >>= 1) {

@@ -93,6 +93,7 @@ enum ds_status ds_check_value(uint64_t address, int size);
 bool ds_reaches_pageable(uint64_t address);
 void ds_run(struct ds_stream *stream, struct ds_op *op);
 enum ds_status ds_run_copy(const struct ds_copy *copy, void *staged);
+enum ds_status ds_run_fill(const struct ds_op *op);
 bool ds_value_holds(const struct ds_op *op, uint64_t now);
 enum ds_status ds_value_word(const struct ds_op *op, uint64_t *now, bool write);
 
@@ -119,3 +120,4 @@ void ds_event_drop(struct ds_event *event);
 
 /* late.c */
 void ds_late_start(void);
+bool ds_late_pace(uint64_t bytes); /* false: a late write has to stop here; true in a live process */

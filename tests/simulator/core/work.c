@@ -135,6 +135,8 @@ static enum ds_status copy_row(uint64_t dst, uint64_t src, const uint8_t *staged
     if (rate)
       ds_sleep_us((long)(n / (uint64_t)rate) - (long)(ds_now_us() - began));
     done += n;
+    if (!ds_late_pace(n))
+      return DS_NOT_READY;
   }
   return DS_OK;
 }
@@ -190,7 +192,7 @@ static enum ds_status run_copy(struct ds_stream *stream, struct ds_op *op) {
   return status;
 }
 
-static enum ds_status run_fill(const struct ds_op *op) {
+enum ds_status ds_run_fill(const struct ds_op *op) {
   for (uint64_t z = 0; z < op->copy.height; z++) {
     uint64_t row = op->copy.dst + z * op->copy.dst_pitch;
     for (uint64_t done = 0; done < op->copy.width;) {
@@ -269,7 +271,7 @@ static enum ds_status run(struct ds_stream *stream, struct ds_op *op) {
   uint64_t unused;
   switch (op->work) {
     case DS_COPY: return run_copy(stream, op);
-    case DS_FILL: return run_fill(op);
+    case DS_FILL: return ds_run_fill(op);
     case DS_WRITE_VALUE: return ds_value_word(op, &unused, true);
     case DS_WAIT_VALUE: return run_wait(stream, op);
     case DS_RECORD: ds_event_finished(op->event, op->event_ticket); return DS_OK;
