@@ -102,6 +102,9 @@ class DeviceInfo:
         For a slice the identity of the whole device, else empty.
     total_nbytes : int
         Size of the device's memory.
+    dlpack_type : int
+        Device type code of the DLPack standard under which array libraries know this device, with ``ordinal`` as its
+        id; 1 is host memory. 0 when no array library knows it: then no tensor of it can be made.
     """
 
     uuid: str
@@ -110,6 +113,7 @@ class DeviceInfo:
     pci: str = ""
     parent_uuid: str = ""
     total_nbytes: int = 0
+    dlpack_type: int = 0
 
 
 @dataclass(frozen=True, slots=True)
