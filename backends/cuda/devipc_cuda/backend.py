@@ -32,6 +32,7 @@ _SETTINGS = (
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
 )
+_DLPACK_CUDA = 2
 _COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive process"}
 
 
@@ -202,6 +203,7 @@ def _device_info(ordinal: int) -> DeviceInfo:
         pci=_text(driver.call("cuDeviceGetPCIBusId", 32, device)).lower(),
         parent_uuid=_uuid_text(parent, mig=False) if mig and (parent := driver.parent_uuid(device)) else "",
         total_nbytes=int(driver.call("cuDeviceTotalMem", device)),
+        dlpack_type=_DLPACK_CUDA,
     )
 
 

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from devipc.spi import CapabilityError, ForkError, report
+from devipc.spi import CapabilityError, DevIPCError, ForkError, report
 from devipc_cuda.status import error_for
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "parent_uuid",
     "pointer_attribute",
     "pool_props",
+    "quietly",
 ]
 
 HANDLE_NBYTES = 64
@@ -136,6 +137,14 @@ def call(name: str, *args: Any) -> Any:
     if status:
         raise error_for(name, status, name_of(status))
     return value
+
+
+def quietly(function: Callable[..., object], *args: Any) -> None:
+    """Undo something while another error is on its way: that one is the cause, and must not be hidden."""
+    try:
+        function(*args)
+    except DevIPCError:
+        pass
 
 
 def bound(name: str) -> Callable[..., None]:

@@ -20,6 +20,7 @@ from devipc.spi import (
     PAGE_NBYTES,
     CapabilityError,
     DevIPCError,
+    DriverError,
     HostRegistration,
     ResourceExhausted,
     UsageError,
@@ -161,8 +162,9 @@ def _explain(error: DevIPCError, *, nbytes: int, pinned: int) -> DevIPCError:
             status=error.status,
         )
     if value in (1, 2, 304, 999):
+        kind = ResourceExhausted if value in (2, 304) else DriverError
         soft, hard = (_limit(n) for n in resource.getrlimit(resource.RLIMIT_MEMLOCK))
-        return ResourceExhausted(
+        return kind(
             f"host memory (not device memory) cannot be pinned: {nbytes} bytes asked, {pinned} pinned before the"
             f" failure; RLIMIT_MEMLOCK {soft}, at most {hard}; uid {os.geteuid()}, CAP_IPC_LOCK"
             f" {'held' if _may_lock() else 'not held'}; {_available()} available",

@@ -217,8 +217,8 @@ class CudaMemory:
             if info.kind is MemoryKind.VMM:
                 return export_vmm(ptr, nbytes)
             if info.kind is MemoryKind.POOL:
-                return self._pools.export(ptr, nbytes, base=info.base, allocation_nbytes=info.nbytes)
-            return self._legacy_exports.export(ptr, nbytes, base=info.base, allocation_nbytes=info.nbytes)
+                return self._pools.export(ptr, nbytes, info=info)
+            return self._legacy_exports.export(ptr, nbytes, info=info)
 
     def _not_exportable(self, kind: str, reason: str) -> CapabilityError:
         reason, _, remedy = reason.partition(": ")

@@ -15,7 +15,16 @@ import struct
 import threading
 from dataclasses import dataclass
 
-from devipc.spi import BoundsError, Chunk, ExportedExtent, HandleError, HandleKind, OpenedExtent, check_chunk
+from devipc.spi import (
+    AllocationInfo,
+    BoundsError,
+    Chunk,
+    ExportedExtent,
+    HandleError,
+    HandleKind,
+    OpenedExtent,
+    check_chunk,
+)
 from devipc_cuda import driver, payload
 from devipc_cuda.memory_query import Mapping
 from devipc_cuda.status import ALREADY_MAPPED, error_for
@@ -37,16 +46,17 @@ class LegacyExports:
         self._process = os.urandom(8)
         self._fresh_ids = itertools.count(2**63)
 
-    def export(self, ptr: int, nbytes: int, *, base: int, allocation_nbytes: int) -> ExportedExtent:
-        """Export ``[ptr, ptr + nbytes)``. The driver is always given ``base``: what it makes of others differs."""
+    def export(self, ptr: int, nbytes: int, *, info: AllocationInfo) -> ExportedExtent:
+        """Export ``[ptr, ptr + nbytes)``. The driver is always given the base: what it makes of others differs."""
+        base = info.base
         handle = driver.handle_bytes(driver.call("cuIpcGetMemHandle", base))
         block_base = driver.pointer_attribute("MAPPING_BASE_ADDR", base)
         block_nbytes = driver.pointer_attribute("MAPPING_SIZE", base)
         block_id = driver.pointer_attribute("MEMORY_BLOCK_ID", base) or next(self._fresh_ids)
         if not block_base or not block_nbytes:
-            block_base, block_nbytes = base, allocation_nbytes
+            block_base, block_nbytes = base, info.nbytes
         block = _BLOCK.pack(self._process, block_id, base - block_base, block_nbytes)
-        chunk = Chunk(allocation_nbytes, ptr - base, nbytes, payload.pack(handle, block))
+        chunk = Chunk(info.nbytes, ptr - base, nbytes, payload.pack(handle, block))
         return ExportedExtent(HandleKind.LEGACY, (chunk,))
 
 
@@ -79,7 +89,7 @@ class LegacyMappings:
             _, _, block_offset, block_nbytes = _BLOCK.unpack(block)
             ptr = _locate(mapped.ptr, chunk, block_offset=block_offset, block_nbytes=block_nbytes)
         except BaseException:
-            self.close(mapped)
+            driver.quietly(self.close, mapped)
             raise
         return OpenedExtent(ptr, chunk.nbytes, mapped)
 

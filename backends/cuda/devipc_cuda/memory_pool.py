@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from devipc.spi import (
+    AllocationInfo,
     Chunk,
     DevIPCError,
     ExportedExtent,
@@ -59,9 +60,9 @@ class PoolExports:
         driver.call("cuMemFreeAsync", ptr, stream)
         driver.call("cuStreamSynchronize", stream)
 
-    def export(self, ptr: int, nbytes: int, *, base: int, allocation_nbytes: int) -> ExportedExtent:
+    def export(self, ptr: int, nbytes: int, *, info: AllocationInfo) -> ExportedExtent:
         """Export ``[ptr, ptr + nbytes)`` of any pool that was created exportable."""
-        address = driver.pointer_attribute("MEMPOOL_HANDLE", base) or 0
+        address = driver.pointer_attribute("MEMPOOL_HANDLE", info.base) or 0
         pool = driver.make("CUmemoryPool", address)
         try:
             fd = int(driver.call("cuMemPoolExportToShareableHandle", pool, driver.fd_handle_type(), 0))
@@ -69,7 +70,7 @@ class PoolExports:
             raise explain_missing(error) from error
         try:
             os.set_inheritable(fd, False)
-            data = driver.handle_bytes(driver.call("cuMemPoolExportPointer", base))
+            data = driver.handle_bytes(driver.call("cuMemPoolExportPointer", info.base))
         except BaseException:
             os.close(fd)
             raise
@@ -77,7 +78,8 @@ class PoolExports:
             exported = self._exported.setdefault(address, _Exported(os.urandom(16)))
             exported.live += 1
             identity = exported.identity
-        chunk = Chunk(allocation_nbytes, ptr - base, nbytes, payload.pack(identity, data), has_fd=True)
+        serial = info.allocation_id.to_bytes(8, "little")
+        chunk = Chunk(info.nbytes, ptr - info.base, nbytes, payload.pack(identity, serial, data), has_fd=True)
         return ExportedExtent(HandleKind.POOL, (chunk,), (fd,))
 
     def release(self, extent: ExportedExtent) -> None:
@@ -108,7 +110,7 @@ class _Pool:
 @dataclass(slots=True, eq=False)
 class _Pointer:
     pool: _Pool
-    data: bytes
+    serial: bytes
     ptr: int
     users: int = 1
 
@@ -128,19 +130,19 @@ class PoolImports:
         """Map a checked extent and compare it with the size that this driver reports."""
         (chunk,) = extent.chunks
         body = payload.unpack(chunk)
-        identity, data = body[:16], body[16:]
+        identity, serial, data = body[:16], body[16:24], body[24:]
         with self._lock:
             pool = self._pools.get(identity) or self._import_pool(identity, extent.fds[0])
             try:
-                pointer = self._import_pointer(pool, data)
+                pointer = self._import_pointer(pool, serial, data)
                 try:
                     _, driver_nbytes = driver.call("cuMemGetAddressRange", pointer.ptr)
                     check_chunk(chunk, driver_nbytes=min(int(driver_nbytes), chunk.allocation_nbytes))
                 except BaseException:
-                    self._drop(pointer)
+                    driver.quietly(self._drop, pointer)
                     raise
             except BaseException:
-                self._drop_unused(pool)
+                driver.quietly(self._drop_unused, pool)
                 raise
         return OpenedExtent(pointer.ptr + chunk.offset, chunk.nbytes, pointer)
 
@@ -166,20 +168,20 @@ class PoolImports:
         pool = self._pools[identity] = _Pool(identity, handle)
         return pool
 
-    def _import_pointer(self, pool: _Pool, data: bytes) -> _Pointer:
-        known = pool.pointers.get(data)
+    def _import_pointer(self, pool: _Pool, serial: bytes, data: bytes) -> _Pointer:
+        known = pool.pointers.get(serial)
         if known is not None:
             known.users += 1
             return known
         native = driver.handle_from_bytes("CUmemPoolPtrExportData", data)
         ptr = int(driver.call("cuMemPoolImportPointer", pool.handle, native))
-        pointer = pool.pointers[data] = _Pointer(pool, data, ptr)
+        pointer = pool.pointers[serial] = _Pointer(pool, serial, ptr)
         return pointer
 
     def _drop(self, pointer: _Pointer) -> None:
         pointer.users -= 1
         if pointer.users == 0:
-            del pointer.pool.pointers[pointer.data]
+            del pointer.pool.pointers[pointer.serial]
             driver.call("cuMemFree", pointer.ptr)
 
     def _drop_unused(self, pool: _Pool) -> None:

@@ -20,6 +20,7 @@ from devipc.spi import (
     HandleKind,
     OpenedExtent,
     UsageError,
+    check_chunk,
     close_fds,
     round_up,
 )
@@ -81,14 +82,6 @@ def _try(failures: list[DevIPCError], name: str, *args: Any) -> None:
         failures.append(error)
 
 
-def _release_quietly(reservation: Reservation) -> None:
-    """Undo while another error is on its way."""
-    try:
-        reservation.release()
-    except DevIPCError:
-        pass
-
-
 def granularity(ordinal: int) -> int:
     """Return the block size in which the device's memory is created and mapped."""
     flag = driver.make("CUmemAllocationGranularity_flags", _GRANULARITY_MINIMUM)
@@ -126,7 +119,7 @@ def map_side_by_side(blocks: Sequence[tuple[Any, int]], *, ordinal: int) -> Rese
             offset += nbytes
         reservation.allow()
     except BaseException:
-        _release_quietly(reservation)
+        driver.quietly(reservation.release)
         raise
     return reservation
 
@@ -172,6 +165,8 @@ def open_vmm(extent: ExportedExtent, *, ordinal: int) -> OpenedExtent:
 
     The descriptors stay the caller's: the driver keeps its own reference.
     """
+    for chunk in extent.chunks:
+        check_chunk(chunk, driver_nbytes=chunk.allocation_nbytes)
     handles: list[Any] = []
     try:
         for fd in extent.fds:

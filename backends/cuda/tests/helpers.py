@@ -9,13 +9,14 @@ import ctypes
 import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from devipc_cuda.backend import CudaDevice
     from devipc_cuda.streams import CudaStream
 
-    from devipc.spi import HostRegistration
+    from devipc.spi import ExportedExtent, HostRegistration
 
 STAGING_NBYTES = 2**20
 
@@ -67,3 +68,8 @@ def pattern(seed: int, nbytes: int) -> bytes:
     """Return bytes that differ at every place and for every seed."""
     block = bytes((seed * 37 + i * 11 + (i >> 8) * 7) % 251 for i in range(min(nbytes, 4096)))
     return (block * (nbytes // len(block) + 1))[:nbytes]
+
+
+def changed(extent: ExportedExtent, **changes: Any) -> ExportedExtent:
+    """Return the extent with changed fields of its first chunk."""
+    return replace(extent, chunks=(replace(extent.chunks[0], **changes), *extent.chunks[1:]))

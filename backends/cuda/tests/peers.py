@@ -37,7 +37,12 @@ _CONTROL = "DEVIPC_TEST_CHANNEL"
 
 @functools.cache
 def simulator_folder() -> str:
-    """Build the simulated driver; skip where there is no compiler, fail where it does not compile."""
+    """Build the simulated driver; skip where there is no compiler, fail where it does not compile.
+
+    ``DEVIPC_SIMULATOR`` names a folder that holds one already.
+    """
+    if "DEVIPC_SIMULATOR" in os.environ:
+        return os.environ["DEVIPC_SIMULATOR"]
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests/simulator/build.py"), "cuda"], capture_output=True, text=True, timeout=300
     )
@@ -202,7 +207,7 @@ def main() -> int:
     fds = len(os.listdir("/proc/self/fd"))
     device = CudaBackend().open_device()
     try:
-        body(device, **values)
+        body(device=device, **values)
     finally:
         device.close()
     if sim is not None:
