@@ -226,8 +226,9 @@ def plain_pool(
         raise UsageError("tensors of unequal rows in a page", code="rows", remedy="pass views (pages, rows, ...)")
     placed = []
     for layer, tensor in tensors:
-        page, stride = tensor.strides_nbytes[0], tensor.strides_nbytes[1]
-        placed.append(_Placed(layer, tensor.ptr, tensor.span_nbytes, tensor.packed_nbytes(2), stride, page))
+        page, row = tensor.strides_nbytes[0], tensor.packed_nbytes(2)
+        stride = tensor.strides_nbytes[1] if tensor.shape[1] > 1 else row
+        placed.append(_Placed(layer, tensor.ptr, tensor.span_nbytes, row, stride, page))
     page_count = min(tensor.shape[0] for _, tensor in tensors)
     return _build(placed, rule, page_tokens, rows.pop(), page_count, allocations, name, first_page)
 
