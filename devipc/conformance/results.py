@@ -1,0 +1,173 @@
+"""The five results of a case, who is to blame for an exception, and the file that a run leaves.
+
+Owns the words ``pass``, ``fail``, ``error``, ``skip`` and ``deviation`` and the schema of the file. Knows no pytest.
+"""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import json
+import platform
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from devipc._version import __version__
+from devipc.conformance.catalogue import Case
+from devipc.errors import DevIPCError
+from devipc.interfaces.backend import Backend
+from devipc.types import DeviceInfo
+
+__all__ = [
+    "SCHEMA",
+    "Outcome",
+    "Record",
+    "Recorder",
+    "Result",
+    "SuiteError",
+    "backend_package",
+    "describe",
+    "is_backends_fault",
+]
+
+SCHEMA = "devipc.conformance/1"
+"""Name of the file's form."""
+
+
+class Result(enum.StrEnum):
+    """What became of a case. The worst of its phases and parameters counts, in this order."""
+
+    PASS = "pass"
+    SKIP = "skip"
+    DEVIATION = "deviation"
+    FAIL = "fail"
+    ERROR = "error"
+
+    @property
+    def rank(self) -> int:
+        """Position in that order; larger is worse."""
+        return list(Result).index(self)
+
+
+class SuiteError(Exception):
+    """The suite itself broke: no verdict about the backend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Result of one phase with its reason."""
+
+    result: Result
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Record:
+    """What is kept of one case with one set of parameters."""
+
+    case: Case
+    parameters: str
+    result: Result = Result.PASS
+    reason: str = ""
+    duration_s: float = 0.0
+
+    def add(self, outcome: Outcome, duration_s: float) -> None:
+        """Add a phase; the worst result stays, with its reason."""
+        self.duration_s += duration_s
+        if outcome.result.rank > self.result.rank or not self.reason:
+            self.reason = outcome.reason
+        if outcome.result.rank > self.result.rank:
+            self.result = outcome.result
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as JSON-ready values."""
+        return {
+            "id": self.case.id,
+            "parameters": self.parameters,
+            "demand": self.case.demand,
+            "clause": self.case.clause,
+            "result": self.result.value,
+            "reason": self.reason,
+            "duration_s": round(self.duration_s, 3),
+        }
+
+
+class Recorder:
+    """Collects the records of a run."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, Record] = {}
+        self._started = datetime.datetime.now(datetime.UTC)
+
+    def add(self, key: str, known: Case, parameters: str, outcome: Outcome, duration_s: float) -> None:
+        """Add one phase of the test ``key``."""
+        self._records.setdefault(key, Record(known, parameters)).add(outcome, duration_s)
+
+    def counts(self) -> dict[Result, int]:
+        """Return how many tests ended how."""
+        return {result: sum(record.result is result for record in self._records.values()) for result in Result}
+
+    def by_case(self) -> dict[str, Result]:
+        """Return the worst result of each case."""
+        worst: dict[str, Result] = {}
+        for record in self._records.values():
+            known = worst.get(record.case.id, Result.PASS)
+            worst[record.case.id] = max(known, record.result, key=lambda result: result.rank)
+        return worst
+
+    def document(self, backend: Backend, info: DeviceInfo, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the whole run as JSON-ready values."""
+        return {
+            "schema": SCHEMA,
+            "date": self._started.isoformat(timespec="seconds"),
+            "devipc": __version__,
+            "python": platform.python_version(),
+            "kernel": platform.release(),
+            "machine": platform.machine(),
+            "backend": backend.name,
+            "facts": dict(backend.facts()),
+            "device": {"uuid": info.uuid, "name": info.name, "pci": info.pci, "total_nbytes": info.total_nbytes},
+            "settings": dict(settings),
+            "counts": {result.value: count for result, count in self.counts().items()},
+            "cases": {identity: result.value for identity, result in sorted(self.by_case().items())},
+            "tests": [record.to_json() for record in self._records.values()],
+        }
+
+    def write(self, path: Path, document: Mapping[str, Any]) -> None:
+        """Write the document, whole or not at all."""
+        partial = path.with_name(f"{path.name}.partial")
+        partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        partial.replace(path)
+
+
+def backend_package(backend: Backend) -> str:
+    """Return the package that a backend's class lives in."""
+    module = type(backend).__module__
+    return module.rpartition(".")[0] or module
+
+
+def is_backends_fault(error: BaseException, package: str) -> bool:
+    """Return True when ``error`` speaks against the backend, False when the suite broke.
+
+    An assertion of the suite and a typed refusal where none is due are verdicts. Anything else is one only when it
+    passed through the backend's own code, which may raise nothing but typed errors.
+    """
+    if isinstance(error, SuiteError):
+        return False
+    if isinstance(error, AssertionError | DevIPCError):
+        return True
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = frame.f_globals.get("__name__", "")
+        if module == package or module.startswith(f"{package}."):
+            return True
+    return False
+
+
+def describe(error: BaseException) -> str:
+    """Return the traceback as text."""
+    return "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
+
+

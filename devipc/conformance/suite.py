@@ -1,0 +1,193 @@
+"""One run of the suite: the profile, the backend, the rig of this process, the peers and the records.
+
+Owns their life from the start of the run to its end. Everything is opened when it is first needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from devipc.capabilities import Verdict
+from devipc.conformance import roles_memory
+from devipc.conformance.peers import Peer, Peers
+from devipc.conformance.profile import BackendProfile, find_backend, find_profile
+from devipc.conformance.results import Recorder, SuiteError, backend_package
+from devipc.conformance.rig import Rig, Unavailable
+from devipc.conformance.sharing import mapped, shared_by_peer
+from devipc.conformance.worker import open_device
+from devipc.errors import CapabilityError, DevIPCError, UsageError
+from devipc.types import HandleKind
+
+if TYPE_CHECKING:
+    import pytest
+
+__all__ = ["Suite", "suite_of"]
+
+PAGE = 4096
+
+
+class Suite:
+    """See the module's text.
+
+    Parameters
+    ----------
+    profile : BackendProfile
+        Whose backend is run.
+    large : bool
+        Run cases that need gigabytes too.
+    only : tuple of str
+        Ids or areas to run; everything when empty.
+    results : Path, optional
+        Where the file goes.
+    """
+
+    def __init__(self, profile: BackendProfile, *, large: bool, only: tuple[str, ...], results: Path | None) -> None:
+        self.profile = profile
+        self.large = large
+        self.only = only
+        self.backend = find_backend(profile.backend)
+        self.package = backend_package(self.backend)
+        self.recorder = Recorder()
+        self._results = results
+        self._device = open_device(self.backend, profile.device)
+        self._rig: Rig | None = None
+        self._kinds: dict[HandleKind, str] = {}
+        self.peers = Peers(profile, self._device.info.uuid)
+        self.peers.ready = self._warm_up
+
+    @classmethod
+    def of(cls, config: pytest.Config) -> Suite:
+        """Make it from the command line.
+
+        Raises
+        ------
+        UsageError, CapabilityError
+            When there is no such backend, profile or device.
+        """
+        profile_name, backend = config.getoption("devipc_profile"), config.getoption("devipc_backend")
+        if not (profile_name or backend):
+            raise UsageError("no backend was named", remedy="pass --devipc-backend NAME or --devipc-profile MODULE:NAME")
+        profile = find_profile(profile_name) if profile_name else BackendProfile(backend=backend)
+        changes = {
+            "backend": backend,
+            "device": config.getoption("devipc_device"),
+            "deadline_s": config.getoption("devipc_deadline"),
+            "exclusive_device": config.getoption("devipc_exclusive") or None,
+        }
+        profile = dataclasses.replace(profile, **{name: value for name, value in changes.items() if value})
+        only = tuple(part for part in (config.getoption("devipc_only") or "").split(",") if part)
+        results = config.getoption("devipc_results")
+        large = config.getoption("devipc_large")
+        return cls(profile, large=large, only=only, results=Path(results) if results else None)
+
+    @property
+    def has_rig(self) -> bool:
+        """True once the rig was opened."""
+        return self._rig is not None
+
+    @property
+    def rig(self) -> Rig:
+        """The rig of this process, warmed up."""
+        if self._rig is None:
+            self._rig = Rig(self._device, deadline_s=self.profile.deadline_s)
+            with contextlib.suppress(DevIPCError, AssertionError):
+                self._rig.warm_up()
+        return self._rig
+
+    @property
+    def device(self) -> Any:
+        """The device, opened; without a rig."""
+        return self._device
+
+    def why_no(self, interface: str) -> str:
+        """Return the reason for an interface that is None."""
+        answer = self._device.capabilities().get(interface)
+        return answer.reason if answer is not None else "the backend gives no reason"
+
+    def kinds(self) -> list[HandleKind]:
+        """Return the kinds that the backend knows and those that the profile expects."""
+        memory = self._device.memory
+        known = list(memory.kinds()) if memory is not None else []
+        return list(dict.fromkeys((*known, *(self.profile.handle_kinds or ()))))
+
+    def kind_missing(self, kind: HandleKind) -> str:
+        """Return why memory of ``kind`` cannot be had here, empty when it can.
+
+        Raises
+        ------
+        AssertionError
+            When the refusal has no type, or contradicts the backend's own answer.
+        """
+        if kind not in self._kinds:
+            memory = self.rig.memory
+            answer = memory.kinds().get(kind)
+            try:
+                memory.free(memory.allocate(PAGE, kind=kind))
+            except CapabilityError as error:
+                if answer is not None and answer.verdict is Verdict.YES:
+                    raise AssertionError(f"kinds() says yes to {kind.value}, allocate refuses: {error}") from error
+                self._kinds[kind] = error.message
+            else:
+                if answer is None or answer.verdict is Verdict.NO:
+                    raise AssertionError(f"kinds() says no to {kind.value}, allocate allows it")
+                self._kinds[kind] = ""
+        return self._kinds[kind]
+
+    def warm_up(self) -> None:
+        """Open the rig and a first peer, so that no case pays for it or is charged with it."""
+        with contextlib.suppress(Unavailable, DevIPCError, AssertionError):
+            self.peers.give_back(self.peers.take())
+
+    def _warm_up(self, peer: Peer) -> None:
+        """Let a fresh peer, and this process, meet everything that a case may use; what fails here fails in a case."""
+        with contextlib.suppress(DevIPCError, AssertionError, SuiteError):
+            assert self.rig is not None
+            peer.call(roles_memory.warm_up, timeout_s=4 * self.profile.deadline_s)
+            for kind in self.kinds():
+                with contextlib.suppress(DevIPCError, AssertionError):
+                    self._exchange(peer, kind)
+
+    def _exchange(self, peer: Peer, kind: HandleKind) -> None:
+        memory = self.rig.memory
+        allocation = memory.allocate(PAGE, kind=kind)
+        extent = memory.export(allocation.ptr, PAGE)
+        try:
+            with mapped(peer, extent) as mapping:
+                self.rig.fill(allocation.ptr, PAGE, 1)
+                mapping.expect(PAGE, 1)
+        finally:
+            memory.release(extent)
+            memory.free(allocation)
+        with shared_by_peer(peer, PAGE, kind, seed=1) as theirs:
+            memory.close(memory.open(theirs))
+
+    def abandon(self) -> None:
+        """Write the results and end all peers; the device of this process is stuck."""
+        if self._results is not None:
+            settings = {
+                "large": self.large,
+                "only": list(self.only),
+                "exclusive_device": self.profile.exclusive_device,
+                "deviations": [dataclasses.asdict(known) for known in self.profile.deviations],
+            }
+            self.recorder.write(self._results, self.recorder.document(self.backend, self._device.info, settings))
+        self.peers.close()
+
+    def close(self) -> None:
+        """Write the results, end all peers and close the device."""
+        self.abandon()
+        if self._rig is not None:
+            self._rig.close()
+        else:
+            self._device.close()
+
+
+def suite_of(config: pytest.Config) -> Suite:
+    """Return the run that the plugin made."""
+    suite = getattr(config, "devipc_suite", None)
+    if not isinstance(suite, Suite):
+        raise SuiteError("the plugin is not active")
+    return suite
