@@ -140,6 +140,10 @@ class Channel:
                 raise deadline.expired("another thread's message was not sent")
             try:
                 self._send_frames(kind, view, request, fds, deadline)
+            except PeerGone:
+                if self.closed:
+                    raise ClosedError("the channel was closed while sending") from None
+                raise
             finally:
                 self._sending.release()
 
@@ -169,6 +173,7 @@ class Channel:
         LostMessage
             When this process has no descriptor left.
         """
+        self._check_process()
         deadline = Deadline(timeout_s)
         if not self._receiving.acquire(blocking=False):
             raise UsageError("another thread is receiving on this channel")
@@ -185,11 +190,14 @@ class Channel:
         finally:
             self._receiving.release()
 
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkError("this channel belongs to the process that forked", remedy="connect again in the child")
+
     @contextmanager
     def _in_use(self) -> Iterator[None]:
         """Keep the socket open: a number closed under a waiting thread could come back as somebody else's file."""
-        if os.getpid() != self._pid:
-            raise ForkError("this channel belongs to the process that forked", remedy="connect again in the child")
+        self._check_process()
         with self._lock:
             if self._closed:
                 raise ClosedError("the channel is closed")

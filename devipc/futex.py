@@ -29,6 +29,9 @@ _YEAR_S = 365 * 86400.0
 _SYSCALL = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+# A wake-up returns at once; letting go of the interpreter lock for it would cost a turn of every busy thread.
+_libc_keeping_lock = ctypes.PyDLL(None, use_errno=True)
+_libc_keeping_lock.syscall.restype = ctypes.c_long
 
 
 class _Timespec(ctypes.Structure):
@@ -79,7 +82,7 @@ def futex_wake(address: int, *, count: int = 2**31 - 1) -> int:
     UsageError
         For an address that is not mapped or no multiple of 4.
     """
-    woken = _libc.syscall(
+    woken = _libc_keeping_lock.syscall(
         ctypes.c_long(_number()),
         ctypes.c_void_p(address),
         ctypes.c_int(_FUTEX_WAKE),

@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 Reply = tuple[bytes, Sequence[int]]
 """Body and descriptors of an answer; the descriptors stay the handler's, who keeps them open while the link is."""
 Handler = Callable[[Message], Reply | None]
+"""Answers one message; None is an empty answer."""
+
 
 _MAX_WAITING = 256
 _MAX_WAITING_NBYTES = 64 * 1024 * 1024

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from devipc.calltrace import report
 from devipc.capabilities import Capability
 from devipc.datagram import close_all, no_descriptors
-from devipc.errors import HandleError, ResourceExhausted
+from devipc.errors import CapabilityError, HandleError, ResourceExhausted
 from devipc.futex import OWNER_DIED, TID_MASK, WAITERS, futex_wait, futex_wake
 from devipc.identity import close_in_child
 from devipc.memfd import PAGE_NBYTES, SharedMap, create_memfd, validate_memfd
@@ -114,7 +114,7 @@ def _make_life() -> Life:
         if pidfd is not None:
             os.close(pidfd)
         raise
-    except (OSError, AttributeError, RuntimeError) as error:
+    except (CapabilityError, OSError, AttributeError, RuntimeError) as error:
         robust = Capability.no(
             f"no robust mutex ({error})", remedy="peers learn of this process's death from its socket and pidfd, later"
         )
@@ -136,6 +136,7 @@ def _held_page() -> tuple[int, SharedMap]:
             raise RuntimeError("the thread that holds it did not start")
         if failure:
             raise RuntimeError(str(failure[0]))
+        futex_wake(page.address)  # a machine whose watchers cannot wait must not promise them anything
     except BaseException:
         # The page stays mapped: a late thread may still lock it.
         os.close(fd)
@@ -260,19 +261,20 @@ class PeerWatch:
         close_in_child(self)
 
     def _run(self) -> None:
+        told = False
         try:
             if self._page is not None and self._until_word_changes(self._page):
-                self._tell(self._on_dying)
                 told = True
-            else:
-                told = False
+                self._tell(self._on_dying)
             if self._until_exit():
                 if not told:
+                    told = True
                     self._tell(self._on_dying)
                 self._tell(self._on_gone)
         except Exception:
-            _log.exception("the watch of a peer failed; it is taken for dying")
-            self._tell(self._on_dying)
+            _log.exception("the watch of a peer failed; the peer is taken for dying")
+            if not told:
+                self._tell(self._on_dying)
         finally:
             self._release()
 

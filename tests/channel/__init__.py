@@ -1,0 +1,1 @@
+"""Channels, listeners, liveness and links, between real processes."""
