@@ -12,7 +12,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from devipc.completion.half import Half
 from devipc.completion.page import FencePage, check_value
@@ -75,6 +75,11 @@ class Fence(ABC):
     def host_releasable(self) -> bool:
         """True: poison ends every wait of every strategy, because no device waits for a vendor's event."""
         return True
+
+    @property
+    def closed(self) -> bool:
+        """True once :meth:`close` was called here."""
+        return self._closing
 
     @property
     def issued(self) -> int:
@@ -280,7 +285,7 @@ class Fence(ABC):
     def _depart(self) -> None:
         """Do the last store into the page, when nothing of this side is left but the mapping."""
 
-    def __enter__(self) -> Fence:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:

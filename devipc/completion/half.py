@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from devipc.completion.page import FencePage
-from devipc.errors import CapabilityError, DevIPCError, DriverError, UsageError
+from devipc.errors import CapabilityError, ClosedError, DevIPCError, DriverError, UsageError
 from devipc.interfaces.backend import Device
 from devipc.interfaces.sync import DeviceSyncIPC
 from devipc.interfaces.transfer import DeviceTransfer, HostRegistration, Marker, Stream
@@ -138,10 +138,10 @@ class Drain:
         self._transfer.record(marker, stream)
 
     def done(self) -> bool:
-        """Return True when all of it is over. A lost device has nothing pending."""
+        """Return True when all of it is over. A device that is lost or closed has nothing pending."""
         try:
             return all(self._transfer.query_marker(marker) for marker in list(self._markers.values()))
-        except DriverError as error:
+        except (DriverError, ClosedError) as error:
             _log.warning("a marker cannot be asked any more, its work counts as ended: %s", error)
             return True
 

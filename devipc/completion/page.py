@@ -11,7 +11,7 @@ Line 0 is the fence, every further line belongs to one consumer, the tail is a r
     3072  128 values u64
 
 ``value`` has one device writer. Everything else is written by host code only. Aligned 64-bit stores of one word do not
-tear on x86-64 and become visible in program order; other machines are kept out by :mod:`devipc.completion.offers`.
+tear on x86-64 and become visible in program order; for other machines see :mod:`devipc.completion.offers`.
 """
 
 from __future__ import annotations

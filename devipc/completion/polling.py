@@ -6,6 +6,7 @@ device but markers, so it exists wherever streams do.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 
@@ -76,7 +77,7 @@ class PollingProducer:
         """Return True when all markers are done, or cannot be asked any more."""
         try:
             self._advance()
-        except DriverError:
+        except (DriverError, ClosedError):
             return True
         return not self._pending
 
@@ -105,10 +106,8 @@ class PollingProducer:
     def _tick(self) -> float | None:
         try:
             self._advance()
-        except ClosedError:
-            return None
-        except DriverError:
-            if not self._closed:
+        except (DriverError, ClosedError):  # the device is lost or closed, or the fence is
+            with contextlib.suppress(ClosedError):
                 self._page.poison(PoisonReason.DEVICE_LOST)
             return None
         if self._closed:

@@ -15,7 +15,7 @@ from devipc.completion.fence import Fence
 from devipc.completion.half import ProducerHalf
 from devipc.completion.handle import FenceHandle
 from devipc.completion.page import MAX_CONSUMERS, FencePage, LineState, check_value
-from devipc.errors import DriverError, ResourceExhausted, UsageError
+from devipc.errors import ClosedError, DriverError, ResourceExhausted, UsageError
 from devipc.interfaces.transfer import DeviceTransfer, Stream
 from devipc.types import PoisonReason, Strategy
 
@@ -99,6 +99,12 @@ class ProducerFence(Fence):
             self._page.issued = n
         self._page.kick()
 
+    def announce(self, n: int) -> None:
+        """Publish ``n`` as issued without a signal, so that a trial can see a wait hold. For trials alone."""
+        check_value(n)
+        self._guard()
+        self._page.issued = n
+
     def _check_order(self, stream: Stream, n: int) -> None:
         if n <= self._issued:
             raise UsageError(
@@ -180,7 +186,7 @@ class ProducerFence(Fence):
     def _leave(self, deadline: float) -> None:
         try:
             reached = self._half.look()
-        except DriverError:
+        except (DriverError, ClosedError):
             self._page.poison(PoisonReason.DEVICE_LOST)
         else:
             if self._poisoned(reached) is None:

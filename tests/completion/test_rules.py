@@ -1,4 +1,4 @@
-"""What holds for every strategy: what counts as reached, which calls are legal, and that misuse ends before a driver."""
+"""What holds for every strategy: what counts as reached, which calls are legal, misuse that ends before a driver."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -90,7 +91,7 @@ def test_values_grow_up_to_the_largest(device: Device, strategy: Strategy) -> No
 
 
 @pytest.mark.parametrize("value", [0, -1, MAX_FENCE_VALUE + 1, 2**64, 1.0, True, None, "1"])
-def test_numbers_that_no_fence_reaches_are_refused(device: Device, value: object) -> None:
+def test_numbers_that_no_fence_reaches_are_refused(device: Device, value: Any) -> None:
     calls: list[str] = []
     stream = stream_of(device)
     with pair(device, Strategy.STREAM_MEMOP) as (producer, consumer), observe(calls.append):
@@ -220,11 +221,13 @@ def test_poison_reaches_everybody_and_the_first_cause_stays(device: Device, stra
         assert [error.code for error in failures] == ["cancelled"]
         producer.poison(PoisonReason.PEER_DIED)
         for end in (producer, consumer):
-            for call in (lambda end=end: end.query(1), lambda end=end: end.query(2), lambda end=end: end.value):  # type: ignore[misc]
+            for name, arguments in (("query", (1,)), ("query", (2,)), ("synchronize", (1, 1.0))):
                 with pytest.raises(FencePoisoned) as caught:
-                    call()
+                    getattr(end, name)(*arguments)
                 assert caught.value.code == "cancelled"
                 assert caught.value.remedy
+            with pytest.raises(FencePoisoned):
+                _ = end.value
         with pytest.raises(FencePoisoned):
             producer.signal(stream, 2)
         with pytest.raises(FencePoisoned):

@@ -1,0 +1,120 @@
+"""One of the two processes of a trial: ``python -m devipc.completion.child``.
+
+Owns what happens in there: one side signals and leads, the other watches. It is started by
+:mod:`devipc.completion.pair` alone, and ends by itself at its deadline when that is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import resource
+import select
+import struct
+import sys
+import time
+from collections.abc import Sequence
+
+from devipc.capabilities import Capability
+from devipc.completion.roles import ProducerRole
+from devipc.completion.trial import RemoteRole, TrialFailed, TrialResponder, run_trial
+from devipc.errors import CapabilityError, DevIPCError, PeerGone
+from devipc.registry import load_backend
+from devipc.types import Strategy
+
+__all__: list[str] = []
+
+_LENGTH = struct.Struct("<I")
+_MAX_ANSWER_NBYTES = 16 * 1024
+
+
+class _Frames:
+    """Bodies over two pipes, with a deadline on every byte."""
+
+    def __init__(self, incoming: int, outgoing: int) -> None:
+        self._incoming = incoming
+        self._outgoing = outgoing
+
+    def send(self, body: bytes) -> None:
+        frame = memoryview(_LENGTH.pack(len(body)) + body)
+        while frame:
+            frame = frame[os.write(self._outgoing, frame) :]
+
+    def receive(self, timeout_s: float) -> bytes:
+        deadline = time.monotonic() + timeout_s
+        (nbytes,) = _LENGTH.unpack(self._read(_LENGTH.size, deadline))
+        return self._read(nbytes, deadline)
+
+    def call(self, body: bytes, fds: Sequence[int], timeout_s: float) -> tuple[bytes, Sequence[int]]:
+        """Ask; descriptors are known to the other side by inheritance, so none travels."""
+        try:
+            self.send(body)
+            return self.receive(timeout_s), ()
+        except (BrokenPipeError, EOFError):
+            raise PeerGone("the watching process of the trial ended", code="trial_peer") from None
+        except TimeoutError:
+            raise PeerGone(f"the watching process of the trial did not answer in {timeout_s:g} s") from None
+
+    def _read(self, nbytes: int, deadline: float) -> bytes:
+        taken = b""
+        while len(taken) < nbytes:
+            ready, _, _ = select.select([self._incoming], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise TimeoutError
+            part = os.read(self._incoming, nbytes - len(taken))
+            if not part:
+                raise EOFError
+            taken += part
+        return taken
+
+
+def _lead(backend: str, uuid: str, strategy: Strategy, deadline_s: float, fds: tuple[int, int], frames: _Frames) -> str:
+    device = load_backend(backend).open_device(uuid)
+    producer = ProducerRole(device, strategy, page_fd=fds[0], data_fd=fds[1])
+    consumer = RemoteRole.opened(frames.call, producer, fds[1], timeout_s=deadline_s)
+    return run_trial(strategy, producer, consumer, deadline_s=deadline_s)
+
+
+def _follow(backend: str, uuid: str, deadline_s: float, fds: tuple[int, int], frames: _Frames) -> None:
+    responder = TrialResponder(load_backend(backend).open_device(uuid))
+    while True:
+        body, _ = responder.answer(frames.receive(deadline_s), fds)
+        frames.send(body)
+
+
+def _verdict(
+    backend: str, uuid: str, strategy: Strategy, deadline_s: float, fds: tuple[int, int], frames: _Frames
+) -> Capability:
+    try:
+        return Capability.yes(f"two processes: {_lead(backend, uuid, strategy, deadline_s, fds, frames)}")
+    except TrialFailed as failure:
+        return Capability.broken(str(failure), remedy="use another strategy, or another driver version")
+    except CapabilityError as error:
+        return Capability.no(error.message, remedy=error.remedy, evidence=str(error.status or ""))
+    except DevIPCError as error:
+        return Capability.broken(f"{type(error).__name__}: {error.message}", remedy=error.remedy)
+    except Exception as error:
+        return Capability.broken(f"raised {type(error).__name__}: {error}")
+
+
+def _main(arguments: Sequence[str]) -> None:
+    part, backend, uuid, strategy, limit, page, data, incoming, outgoing, to_answer = arguments
+    deadline_s, fds = float(limit), (int(page), int(data))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    faulthandler.enable()
+    # A thread in C: it says where a hang is even when that holds the GIL, and ends us when nobody else is left to.
+    faulthandler.dump_traceback_later(deadline_s, exit=True)
+    frames = _Frames(int(incoming), int(outgoing))
+    if part == "lead":
+        capability = _verdict(backend, uuid, Strategy(strategy), deadline_s, fds, frames)
+        os.write(int(to_answer), json.dumps(capability.to_json()).encode()[:_MAX_ANSWER_NBYTES])
+    else:
+        with contextlib.suppress(EOFError, BrokenPipeError, TimeoutError):
+            _follow(backend, uuid, deadline_s, fds, frames)
+    os._exit(0)  # no exit code of any library runs: it could block on what the trial left stuck
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])

@@ -1,0 +1,133 @@
+"""A trial in two spawned processes, where a driver may hang or crash without harm.
+
+Owns starting the pair, its deadline, its end, and the verdict when it does not speak. What the two do is in
+:mod:`devipc.completion.child`; they share the fence's page and the data as inherited descriptors and talk over pipes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import IO
+
+from devipc.capabilities import Capability, Verdict
+from devipc.errors import DevIPCError
+from devipc.memfd import create_memfd
+from devipc.types import Strategy
+
+__all__ = ["try_in_children"]
+
+_GRACE_S = 1.0
+_MAX_ANSWER_NBYTES = 16 * 1024
+_MAX_SAID_NBYTES = 2048
+_MODULE = "devipc.completion.child"
+
+
+def try_in_children(backend: str, device_uuid: str, strategy: Strategy, *, deadline_s: float) -> Capability:
+    """Run the trial of ``strategy`` in two new processes and return what came of it.
+
+    Blocks for at most ``deadline_s`` and a little. Leaves no process behind. Any thread.
+
+    Returns
+    -------
+    Capability
+        ``yes``; ``no`` where a process was told that the platform cannot; ``broken`` where it did the wrong thing,
+        crashed or did not end in time; ``untested`` where no process could be started.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            return _run_pair(stack, backend, device_uuid, strategy, deadline_s)
+        except (OSError, DevIPCError) as error:
+            reason = f"no process could be started for the trial: {error}"
+            return Capability.untested(reason, remedy="raise `ulimit -u` and `ulimit -n`, free memory")
+
+
+def _run_pair(
+    stack: contextlib.ExitStack, backend: str, device_uuid: str, strategy: Strategy, deadline_s: float
+) -> Capability:
+    def owned(fd: int) -> int:
+        stack.callback(os.close, fd)
+        return fd
+
+    page = owned(create_memfd("devipc-fence", 4096))
+    data = owned(create_memfd("devipc-trial", 4096))
+    said = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - the stack is its context
+    answer, to_answer = map(owned, os.pipe())
+    ask_in, ask_out = os.pipe()
+    reply_in, reply_out = os.pipe()
+    pipes = contextlib.ExitStack()
+    for fd in (ask_in, ask_out, reply_in, reply_out):
+        pipes.callback(os.close, fd)
+    shared = [backend, device_uuid, strategy.value, str(deadline_s), str(page), str(data)]
+    with pipes:
+        leader = _start(["lead", *shared, str(reply_in), str(ask_out), str(to_answer)], said)
+        stack.callback(_end, leader)
+        follower = _start(["follow", *shared, str(ask_in), str(reply_out), "-1"], said)
+        stack.callback(_end, follower)
+    deadline = time.monotonic() + deadline_s
+    ended = _wait(leader, deadline_s + _GRACE_S)  # at the deadline the children say where they are, and end
+    os.set_blocking(answer, False)
+    with contextlib.suppress(BlockingIOError):
+        if text := os.read(answer, _MAX_ANSWER_NBYTES):
+            capability = _decode(text)
+            return capability if capability else replace(capability, evidence=capability.evidence or _tail(said))
+    evidence = _tail(said)
+    if ended is None or time.monotonic() >= deadline:
+        return Capability.broken(
+            f"the trial did not end within {deadline_s:g} s",
+            evidence=evidence,
+            remedy="the driver blocks; the evidence shows where. Use another strategy",
+        )
+    how = f"crashed (signal {-ended})" if ended < 0 else f"ended without an answer (exit status {ended})"
+    return Capability.broken(f"the trial's process {how}", evidence=evidence, remedy="check driver and plugin versions")
+
+
+def _start(arguments: Sequence[str], said: IO[bytes]) -> subprocess.Popen[bytes]:
+    fds = [int(text) for text in arguments[5:] if int(text) >= 0]
+    # The module path of this process, and no other: a plugin that was found here must be found there.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", _MODULE, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=said,
+        stderr=said,
+        env=environment,
+        pass_fds=fds,
+        start_new_session=True,
+    )
+
+
+def _wait(process: subprocess.Popen[bytes], limit_s: float) -> int | None:
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a child with all that it started, and reap it; one stuck inside the kernel is left to the kernel."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)
+    _wait(process, _GRACE_S)
+
+
+def _tail(said: IO[bytes]) -> str:
+    size = said.seek(0, os.SEEK_END)
+    said.seek(max(0, size - _MAX_SAID_NBYTES))
+    return said.read().decode(errors="replace").strip()
+
+
+def _decode(text: bytes) -> Capability:
+    try:
+        fields = json.loads(text)
+        return Capability(Verdict(fields["verdict"]), fields["evidence"], fields["reason"], fields["remedy"])
+    except (ValueError, KeyError, TypeError) as error:
+        return Capability.broken(f"the trial's process gave an answer that cannot be read ({error})")

@@ -1,0 +1,245 @@
+"""The choice of a strategy between two processes, on honest devices and on devices that lie."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from devipc.capabilities import Capability, Verdict
+from devipc.completion import Decision, Phase, TrialResponder, choose, offers
+from devipc.errors import CapabilityError, PeerGone
+from devipc.registry import load_backend
+from devipc.types import Strategy
+from tests.completion import lying
+from tests.completion.lying import LyingBackend
+from tests.completion.peer import Peer, Pipe, spawn
+from tests.completion.rig import ALL, host_device
+
+DEADLINE_S = 3.0
+
+
+def responder(pipe: Pipe) -> None:
+    """The other process: an honest device that answers."""
+    with host_device() as device:
+        answering = TrialResponder(device)
+        pipe.send({name.value: answer.to_json() for name, answer in offers(device).items()})
+        try:
+            while True:
+                text, fds = pipe.receive()
+                if text == "die":
+                    os._exit(0)
+                body, sent = answering.answer(bytes.fromhex(text), fds)
+                for fd in fds:
+                    os.close(fd)
+                pipe.send(body.hex(), sent)
+        finally:
+            answering.close()
+
+
+class PipeLink:
+    """What the chooser is handed: the peer behind a test's pipe."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self.calls = 0
+        self.die_at = 0
+        self.peer_offers: Mapping[Strategy, Capability] = {
+            Strategy(name): Capability(Verdict(answer["verdict"]), answer["evidence"], answer["reason"])
+            for name, answer in peer.receive()[0].items()
+        }
+
+    def call(self, body: bytes, fds: Sequence[int], timeout_s: float) -> tuple[bytes, Sequence[int]]:
+        self.calls += 1
+        try:
+            self._peer.send("die" if self.calls == self.die_at else body.hex(), tuple(fds))
+            text, received = self._peer.receive()
+        except (EOFError, OSError):
+            raise PeerGone("the peer is gone") from None
+        return bytes.fromhex(text), received
+
+
+@contextlib.contextmanager
+def linked() -> Iterator[PipeLink]:
+    with spawn(responder) as peer:
+        yield PipeLink(peer)
+
+
+@pytest.fixture(autouse=True)
+def _plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let children find the lying backend, and keep what they find out in a folder of the test's own."""
+    lying.install(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("DEVIPC_TRIAL_CACHE", str(tmp_path / "trials"))
+
+
+def choose_with(
+    lie: str, monkeypatch: pytest.MonkeyPatch, *, strategy: Strategy | None = None, children_lie: bool = True
+) -> Decision:
+    monkeypatch.setenv(lying.VARIABLE, lie if children_lie else "")
+    backend = LyingBackend(lie)
+    device = backend.open_device()
+    try:
+        with linked() as link:
+            return choose(device, link, backend=backend, strategy=strategy, deadline_s=DEADLINE_S)
+    finally:
+        device.close()
+
+
+def test_the_best_strategy_is_chosen_and_recorded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="devipc.completion"):
+        decision = choose_with("", monkeypatch)
+    assert decision.strategy is Strategy.STREAM_MEMOP
+    assert not decision.degraded
+    assert [candidate.strategy for candidate in decision.candidates] == list(ALL)
+    first, *others = decision.candidates
+    assert first.phase is Phase.LINK
+    assert first.capability
+    assert "to the peer" in first.capability.evidence
+    assert "from the peer" in first.capability.evidence
+    assert {candidate.phase for candidate in others} == {Phase.NOT_TRIED}
+    assert json.loads(json.dumps(decision.to_json()))["candidates"][0]["verdict"] == "yes"
+    lines = [record for record in caplog.records if "completion strategy of" in record.getMessage()]
+    assert len(lines) == 1
+    assert "stream_memop" in lines[0].getMessage()
+
+
+@pytest.mark.parametrize("strategy", ALL)
+def test_an_explicit_strategy_is_obeyed(strategy: Strategy) -> None:
+    backend = load_backend("host")
+    with host_device() as device, linked() as link:
+        decision = choose(device, link, backend=backend, strategy=strategy, deadline_s=DEADLINE_S)
+    assert decision.strategy is strategy
+    assert not decision.degraded
+
+
+@pytest.mark.parametrize(
+    ("lie", "strategy", "reason"),
+    [
+        ("no_waits", Strategy.STREAM_MEMOP, "waits are switched off"),
+        ("no_writes", Strategy.STREAM_MEMOP, "no word writes"),
+        ("no_events", Strategy.EVENT, "no inter-process events"),
+        ("no_sync", Strategy.STREAM_MEMOP, "sync is switched off"),
+        ("no_transfer", Strategy.POLLING, "transfer is switched off"),
+        ("events_true", Strategy.EVENT, "before the work in front of it is done"),
+        ("events_blocked", Strategy.EVENT, "events need a shared folder"),
+        ("markers_true", Strategy.POLLING, "before the work in front of it is done"),
+        ("no_registration", Strategy.HOST_FLAG, "reaches no host memory"),
+        ("open_hangs", Strategy.POLLING, "did not end within"),
+    ],
+)
+def test_an_explicit_strategy_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, lie: str, strategy: Strategy, reason: str
+) -> None:
+    if lie == "open_hangs":
+        monkeypatch.setattr(LyingBackend, "open_device", lambda self, uuid=None: self._real.open_device(uuid))
+    with pytest.raises(CapabilityError, match=reason) as caught:
+        choose_with(lie, monkeypatch, strategy=strategy)
+    assert strategy.value in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("lie", "rejected", "chosen"),
+    [
+        (
+            "writes_nothing",
+            {Strategy.STREAM_MEMOP: "a signal was not seen within", Strategy.HOST_FLAG: "a signal was not seen within"},
+            Strategy.POLLING,
+        ),
+        (
+            "writes_early",
+            {
+                Strategy.STREAM_MEMOP: "before the work in front of it is done",
+                Strategy.HOST_FLAG: "before the work in front of it is done",
+            },
+            Strategy.POLLING,
+        ),
+        ("waits_nothing", {Strategy.STREAM_MEMOP: "does not hold the stream"}, Strategy.HOST_FLAG),
+        ("waits_for_ever", {Strategy.STREAM_MEMOP: "not released by the signal within"}, Strategy.HOST_FLAG),
+        ("waits_crash", {Strategy.STREAM_MEMOP: "watching process of the trial ended"}, Strategy.HOST_FLAG),
+        ("waits_hang", {Strategy.STREAM_MEMOP: "did not end within"}, Strategy.HOST_FLAG),
+        (
+            "no_registration",
+            {Strategy.STREAM_MEMOP: "reaches no host memory", Strategy.HOST_FLAG: "reaches no host memory"},
+            Strategy.POLLING,
+        ),
+        ("no_waits", {Strategy.STREAM_MEMOP: "waits are switched off"}, Strategy.HOST_FLAG),
+        ("no_writes", {Strategy.STREAM_MEMOP: "no word writes"}, Strategy.HOST_FLAG),
+    ],
+)
+def test_a_lying_device_costs_one_candidate(
+    monkeypatch: pytest.MonkeyPatch, lie: str, rejected: Mapping[Strategy, str], chosen: Strategy
+) -> None:
+    started = time.monotonic()
+    decision = choose_with(lie, monkeypatch)
+    assert decision.strategy is chosen
+    assert decision.degraded
+    for candidate in decision.candidates:
+        if candidate.strategy in rejected:
+            assert rejected[candidate.strategy] in candidate.capability.reason, candidate
+            assert candidate.phase in (Phase.CHILD, Phase.OFFER)
+            assert not candidate.capability
+    assert time.monotonic() - started < len(rejected) * (DEADLINE_S + 2) + 6
+
+
+@pytest.mark.parametrize(
+    ("lie", "reason"),
+    [("waits_for_ever", "not released by the signal"), ("waits_nothing", "does not hold"), ("writes_nothing", "seen")],
+)
+def test_what_children_do_not_see_the_link_does(monkeypatch: pytest.MonkeyPatch, lie: str, reason: str) -> None:
+    """The children's device is honest; this process's is not, and a stream of its own is left stuck by it."""
+    decision = choose_with(lie, monkeypatch, children_lie=False)
+    first = decision.candidates[0]
+    assert first.phase is Phase.LINK
+    assert first.capability.verdict is Verdict.BROKEN
+    assert reason in first.capability.reason
+    assert decision.strategy is not Strategy.STREAM_MEMOP
+
+
+def test_what_the_peer_does_not_offer_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = load_backend("host")
+    with host_device() as device, linked() as link:
+        link.peer_offers = {**link.peer_offers, Strategy.STREAM_MEMOP: Capability.no("its driver is too old")}
+        decision = choose(device, link, backend=backend, deadline_s=DEADLINE_S)
+        assert decision.strategy is Strategy.HOST_FLAG
+        assert decision.candidates[0].phase is Phase.PEER_OFFER
+        calls, link.peer_offers = link.calls, {}
+        with pytest.raises(CapabilityError, match="does not speak of it"):
+            choose(device, link, backend=backend, deadline_s=DEADLINE_S)
+        assert link.calls == calls
+
+
+@pytest.mark.parametrize("die_at", range(1, 12))
+def test_a_peer_that_dies_in_the_trial_is_no_verdict(die_at: int) -> None:
+    with host_device() as device, linked() as link:
+        link.die_at = die_at
+        with pytest.raises(PeerGone):
+            choose(device, link, backend=load_backend("host"), deadline_s=DEADLINE_S)
+
+
+def test_words_are_not_believed_on_other_machines() -> None:
+    with host_device() as device:
+        answers = offers(device, machine="riscv64")
+    assert answers[Strategy.STREAM_MEMOP].verdict is Verdict.UNTESTED
+    assert "riscv64" in answers[Strategy.HOST_FLAG].reason
+    assert "riscv64" not in answers[Strategy.POLLING].reason
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\0", b"\1", b"\2", b"\2\x05\0\0\0magic", b"\3", b"\4", b"\0" * 18, b"\xff" * 64]
+)
+def test_a_responder_answers_nonsense_with_a_reason(body: bytes) -> None:
+    with host_device() as device:
+        answering = TrialResponder(device)
+        answer, fds = answering.answer(body, ())
+        assert fds == ()
+        assert answer[0] == (0 if body == b"\3" else 1)
+        answering.close()
