@@ -87,6 +87,9 @@ static int start_worker(struct ds_stream *stream) {
   sigset_t all, before;
   pthread_attr_t attributes;
   sigfillset(&all);
+  const int faults[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE}; /* a handler should tell of these */
+  for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
+    sigdelset(&all, faults[i]);
   pthread_attr_init(&attributes);
   pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
   pthread_attr_setstacksize(&attributes, 256 << 10);
