@@ -139,6 +139,15 @@ def kind(request: pytest.FixtureRequest, suite: Suite) -> HandleKind:
 
 
 @pytest.fixture
+def any_kind(suite: Suite) -> HandleKind:
+    """Return the first handle kind that can be had, for cases about something else."""
+    found = [kind for kind in suite.kinds() if not suite.kind_missing(kind)]
+    if not found:
+        pytest.skip("this device shares no memory: " + suite.why_no("memory"))
+    return found[0]
+
+
+@pytest.fixture
 def strategy(request: pytest.FixtureRequest, suite: Suite) -> Strategy:
     """Return one completion strategy; skips when the device refuses it by type."""
     wanted: Strategy = request.param

@@ -111,11 +111,14 @@ class Recorder:
         return {result: sum(record.result is result for record in self._records.values()) for result in Result}
 
     def by_case(self) -> dict[str, Result]:
-        """Return the worst result of each case."""
+        """Return the worst result of each case; it counts as skipped only when all its parameters were."""
         worst: dict[str, Result] = {}
         for record in self._records.values():
-            known = worst.get(record.case.id, Result.PASS)
-            worst[record.case.id] = max(known, record.result, key=lambda result: result.rank)
+            known = worst.setdefault(record.case.id, record.result)
+            if {known, record.result} == {Result.PASS, Result.SKIP}:
+                worst[record.case.id] = Result.PASS
+            else:
+                worst[record.case.id] = max(known, record.result, key=lambda result: result.rank)
         return worst
 
     def document(self, backend: Backend, info: DeviceInfo, settings: Mapping[str, Any]) -> dict[str, Any]:

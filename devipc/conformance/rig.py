@@ -33,8 +33,8 @@ class Unavailable(Exception):
 
 
 def content(seed: int, nbytes: int) -> bytes:
-    """Return the ``nbytes`` bytes that ``seed`` stands for; no two seeds and no shifted copy look alike."""
-    return random.Random(seed).randbytes(nbytes)
+    """Return the first ``nbytes`` bytes that ``seed`` stands for; no two seeds and no shifted copy look alike."""
+    return random.Random(seed).randbytes(-(-nbytes // 4) * 4)[:nbytes]
 
 
 def until(condition: Callable[[], bool], timeout_s: float, *, pause_s: float = 0.0005) -> bool:
