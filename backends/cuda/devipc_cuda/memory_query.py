@@ -26,7 +26,7 @@ _fresh_ids = itertools.count(2**63)
 
 _USE_ALLOCATE = "allocate it through devipc (`memory.allocate`, `devipc_cuda.torch_pool`)"
 REASONS = {
-    "unknown": "the driver does not know this address: it was never allocated, or was freed",
+    "unknown": "the driver does not know this address, which was never allocated or was freed: export live memory",
     "host": f"host memory is not exported by this backend: share a memfd, or {_USE_ALLOCATE}",
     "managed": f"managed memory (cudaMallocManaged) has no handles for other processes: {_USE_ALLOCATE}",
     "imported": "the memory belongs to another process and is only mapped here: its owner must export it",

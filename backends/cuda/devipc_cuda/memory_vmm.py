@@ -175,9 +175,9 @@ def open_vmm(extent: ExportedExtent, *, ordinal: int) -> OpenedExtent:
         try:
             reservation = map_side_by_side(list(zip(handles, sizes, strict=True)), ordinal=ordinal)
         except DevIPCError as error:
-            if error.status is not None and (error.status.call, error.status.value) == ("cuMemMap", INVALID_VALUE):
+            if error.status is not None and error.status.value == INVALID_VALUE:
                 raise BoundsError(
-                    "the driver refuses to map as many bytes as the exporter announced",
+                    f"the driver cannot map blocks of the sizes that the exporter announced: {sorted(set(sizes))}",
                     remedy="the exporter's handle is wrong or was changed on the way; export again",
                     status=error.status,
                 ) from error

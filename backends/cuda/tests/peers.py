@@ -93,9 +93,8 @@ def simulated(*, bare: bool = False, **switches: object) -> Callable[[Callable[.
 
 def run_body(body: Callable[..., None], arguments: dict[str, Any], env: dict[str, str]) -> None:
     """Run a body in a child and fail with what it printed."""
-    module = Path(inspect.getfile(body)).stem
     process = subprocess.Popen(
-        [sys.executable, "-m", f"{PACKAGE}.peers", module, body.__name__, json.dumps(arguments)],
+        [sys.executable, "-m", f"{PACKAGE}.peers", *locate(body), json.dumps(arguments)],
         env=env,
         cwd=ROOT,
         stdout=subprocess.PIPE,
@@ -110,6 +109,12 @@ def run_body(body: Callable[..., None], arguments: dict[str, Any], env: dict[str
         output += f"\nno end after {CHILD_TIMEOUT_S} s"
     if process.returncode:
         pytest.fail(f"child ended with {process.returncode}\n{output}", pytrace=False)
+
+
+def locate(function: Callable[..., None]) -> tuple[str, str]:
+    """Return by which names a child finds ``function``: its file's module below this folder, and its own."""
+    path = Path(inspect.getfile(function)).resolve().relative_to(HERE).with_suffix("")
+    return ".".join(path.parts), function.__name__
 
 
 class Channel:
@@ -153,10 +158,9 @@ class Peer:
 
     def __init__(self, function: Callable[..., None], env: dict[str, str] | None = None) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        module = Path(inspect.getfile(function)).stem
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", f"{PACKAGE}.peers", module, function.__name__, "{}"],
+                [sys.executable, "-m", f"{PACKAGE}.peers", *locate(function), "{}"],
                 env={**(env if env is not None else os.environ), _CONTROL: str(theirs.fileno())},
                 cwd=ROOT,
                 pass_fds=(theirs.fileno(),),

@@ -1,0 +1,64 @@
+"""The memory under tensors: freed with its last holder, behind queued work, also while the process ends.
+
+Tensors themselves need a torch that knows the device: see ``hardware/smoke.py``.
+"""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from typing import Any
+
+from .helpers import staging
+from .peers import environment, simulated
+
+
+@simulated()
+def test_the_memory_dies_with_its_holder(device: Any, sim: Any) -> None:
+    from devipc_cuda.torch_pool import TorchPool
+
+    pool = TorchPool(device)
+    block = pool._block(3 * 2**20, zero=True)
+    interface = block.__cuda_array_interface__
+    assert interface["shape"] == (3 * 2**20,)
+    assert pool.live_nbytes == 4 * 2**20
+    ptr = interface["data"][0]
+    extent = device.memory.export(ptr, 3 * 2**20)
+    device.memory.release(extent)
+    del block
+    gc.collect()
+    assert pool.live_nbytes == 0
+    assert sim.counter("live_maps") == 0
+
+
+@simulated()
+def test_the_memory_is_freed_behind_queued_work(device: Any, sim: Any) -> None:
+    from devipc_cuda.torch_pool import TorchPool
+
+    pool = TorchPool(device)
+    block = pool._block(4096, zero=False)
+    with staging(device) as host:
+        host.transfer.copy(host.stream, block.__cuda_array_interface__["data"][0], host.device_ptr, 4096)
+        del block
+        host.transfer.synchronize_stream(host.stream)
+    assert sim.counter("writes_of_freed") == 0
+
+
+AT_EXIT = """
+from devipc_cuda.backend import CudaBackend
+from devipc_cuda.torch_pool import TorchPool
+device = CudaBackend().open_device()
+kept = TorchPool(device)._block(4096, zero=True)
+if {closed}:
+    device.close()
+"""
+
+
+def test_a_process_may_end_with_tensors() -> None:
+    for closed in (False, True):
+        code = AT_EXIT.format(closed=closed)
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment({}), capture_output=True, text=True, timeout=40
+        )
+        assert (done.returncode, done.stderr) == (0, "")
