@@ -280,6 +280,13 @@ class MappingCache:
             dropped = self._collect()
         self._unmap(dropped)
 
+    def set_idle_limit(self, idle_limit: int) -> None:
+        """Keep at most ``idle_limit`` idle mappings from now on; unmap the surplus."""
+        with self._lock:
+            self._idle_limit = idle_limit
+            dropped = self._collect()
+        self._unmap(dropped)
+
     def stats(self) -> dict[str, int]:
         """Return how many mappings are open and idle, and their bytes."""
         with self._lock:

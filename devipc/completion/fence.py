@@ -145,7 +145,10 @@ class Fence(ABC):
             )
 
     async def reached(self, n: int, timeout_s: float) -> None:
-        """Await what :meth:`synchronize` blocks for, on a thread of the running loop's executor."""
+        """Await what :meth:`synchronize` blocks for, on a thread of the running loop's executor.
+
+        A cancelled task stops waiting at once; its thread goes on to the end of ``timeout_s``.
+        """
         import asyncio
 
         await asyncio.to_thread(self.synchronize, n, timeout_s)
@@ -200,7 +203,8 @@ class Fence(ABC):
             if self._abandoned:
                 if not self._quiet():
                     return _REPEAT_S
-                self._release()
+                # Not here: unregistering can block until another fence's wait is over, which may need this thread.
+                threading.Thread(target=self._finish, name="devipc-close-fence", daemon=True).start()
                 return None
             if not self._over():
                 return _REPEAT_S
@@ -238,7 +242,8 @@ class Fence(ABC):
 
         Blocks until device work of this process on the page is over, at most ``timeout_s``. What is then still
         pending is released by poisoning the *whole* fence (``CLOSED``). Memory that a stuck stream can still reach is
-        never unmapped under it: a background thread finishes the close when the stream lets go.
+        never unmapped under it: a background thread finishes the close when the stream lets go. Drivers may make the
+        last step, which unregisters the page, wait for device waits of *other* fences in this process.
 
         A producer that closes lets its consumers keep what was reached; values that were not are poisoned.
         """
@@ -273,10 +278,12 @@ class Fence(ABC):
     def _leave(self, deadline: float) -> None:  # noqa: B027 - a consumer has nothing to tell here
         """Tell the other side, through the page, that this side is closing; may block until ``deadline``."""
 
+    def _finish(self) -> None:
+        with self._lock:
+            self._release()
+
     def _release(self) -> None:
-        """Give back the half, then the page; with the lock held, and only the first time."""
-        if self._page.closed:
-            return
+        """Give back the half, then the page; with the lock held, once."""
         self._base.close()
         self._depart()
         self._page.close()

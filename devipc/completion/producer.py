@@ -176,7 +176,8 @@ class ProducerFence(Fence):
 
     def drop_consumer(self, line: int) -> None:
         """Stop counting a consumer that died, or whose handle was never delivered. Its line is not used again."""
-        self._guard()
+        if self._page.closed:
+            return
         if not 1 <= line <= MAX_CONSUMERS:
             raise UsageError(f"line {line} of a fence", remedy="pass FenceHandle.line of the consumer's handle")
         if self._page.line_state(line) in _LIVE:

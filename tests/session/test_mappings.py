@@ -84,12 +84,12 @@ def test_what_ends_an_export_ends_its_mappings_at_once(
     used, _ = cache.acquire(handle(extents[0], 1), timeout_s=5)
     idle, _ = cache.acquire(handle(extents[1], 1 if cause == "revoke" else 2), timeout_s=5)
     cache.release(idle)
-    end = {
-        "generation": lambda: cache.new_generation(PEER, 2),
-        "revoke": lambda: cache.revoke(b"\x01" * 16),
-        "death": lambda: cache.peer_died(PEER),
-    }[cause]
-    end()
+    if cause == "generation":
+        cache.new_generation(PEER, 2)
+    elif cause == "revoke":
+        cache.revoke(b"\x01" * 16)
+    else:
+        cache.peer_died(PEER)
     assert used.stale
     with pytest.raises(StaleError):
         cache.acquire(handle(extents[0], 1), timeout_s=5)
@@ -120,9 +120,7 @@ def test_eight_threads_share_one_driver_open(memory: DeviceMemoryIPC, extents: l
     cache.close()
 
 
-def test_the_own_export_is_served_without_a_driver_call(
-    memory: DeviceMemoryIPC, extents: list[ExportedExtent]
-) -> None:
+def test_the_own_export_is_served_without_a_driver_call(memory: DeviceMemoryIPC, extents: list[ExportedExtent]) -> None:
     cache = MappingCache(memory, instance=ME)
     calls: list[str] = []
     own = handle(extents[0], 9, instance=ME)

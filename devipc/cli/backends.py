@@ -1,0 +1,46 @@
+"""``devipc backends``: which backends are installed, which devices they see, and why one is not usable."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from devipc.cli.tables import show_table
+from devipc.registry import backend_names, check_backend_in_child, quarantined
+
+__all__ = ["command"]
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
+@click.option("--timeout", "timeout_s", default=20.0, show_default=True, help="Seconds that each backend may take.")
+def command(*, as_json: bool, timeout_s: float) -> None:
+    """List installed backends and their devices. Each is loaded in a child, so that a crash costs one row."""
+    rows: list[dict[str, Any]] = []
+    for name in backend_names():
+        check = check_backend_in_child(name, timeout_s=timeout_s)
+        devices = [{"uuid": device.uuid, "name": device.name} for device in check.devices]
+        rows.append({"backend": name, "devices": devices, **check.capability.to_json()})
+    for fault in quarantined():
+        rows.append(
+            {"backend": fault.name, "devices": [], "verdict": "no", "reason": fault.reason, "remedy": fault.remedy}
+        )
+    if as_json:
+        click.echo(json.dumps({"schema": "devipc.backends/1", "backends": rows}, indent=2))
+        return
+    show_table(
+        "installed backends",
+        ("backend", "verdict", "devices", "evidence or reason", "remedy"),
+        [
+            (
+                str(row["backend"]),
+                str(row["verdict"]),
+                ", ".join(device["name"] for device in row["devices"]) or "-",
+                str(row.get("reason") or row.get("evidence")),
+                str(row["remedy"]),
+            )
+            for row in rows
+        ],
+    )

@@ -1,0 +1,113 @@
+"""``devipc demo``: runs the story and shows it, as a table on a terminal, as lines in a pipe, or as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from devipc.cli import EXIT_FAILED
+from devipc.cli.story import Story
+
+__all__ = ["command"]
+
+
+@click.command()
+@click.option("--backend", default="host", show_default=True, help="Backend to run on; see `devipc backends`.")
+@click.option("--device", default="", help="Identity of the device; the backend's first when left out.")
+@click.option(
+    "--strategy",
+    type=click.Choice(["auto", "stream_memop", "host_flag", "polling", "event"]),
+    default="auto",
+    show_default=True,
+    help="Completion strategy to insist on.",
+)
+@click.option("--hand-overs", default=1000, show_default=True, type=click.IntRange(8, 1_000_000), help="Ordered pages.")
+@click.option("--page-kib", default=64, show_default=True, type=click.IntRange(1, 65536), help="Page size in KiB.")
+@click.option("--slots", default=4, show_default=True, type=click.IntRange(2, 1024), help="Pages in the pool.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
+def command(
+    *, backend: str, device: str, strategy: str, hand_overs: int, page_kib: int, slots: int, as_json: bool
+) -> None:
+    """Let two processes share memory, order hand-overs, and survive a kill.
+
+    A second process exports a pool; this one imports it. Both write and check what the other wrote; then every page
+    is handed over in order; then the exporter is killed in the middle of a second round.
+    """
+    progress = _Progress(enabled=not as_json and sys.stderr.isatty())
+    story = Story(
+        backend=backend,
+        device=device,
+        strategy="" if strategy == "auto" else strategy,
+        hand_overs=hand_overs,
+        slots=slots,
+        page_nbytes=page_kib * 1024,
+        progress=progress.update,
+    )
+    with progress:
+        report = story.run()
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    else:
+        _show(report)
+    if not report["ok"]:
+        raise SystemExit(EXIT_FAILED)
+
+
+class _Progress:
+    """A progress bar on a terminal, nothing elsewhere."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._bar: Any = None
+        self._tasks: dict[str, Any] = {}
+        if enabled:
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self._bar = Progress(console=Console(stderr=True), transient=True)
+
+    def update(self, step: str, done: int, total: int) -> None:
+        if self._bar is None:
+            return
+        if step not in self._tasks:
+            self._tasks[step] = self._bar.add_task(step, total=total)
+        self._bar.update(self._tasks[step], completed=done)
+
+    def __enter__(self) -> _Progress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _show(report: dict[str, Any]) -> None:
+    from devipc.cli.tables import show_table
+
+    share, hand_over, kill, decision = (report[step] for step in ("share", "hand_over", "kill", "decision"))
+    click.echo(f"backend {report['backend']}, device {report['device']}")
+    click.echo(
+        f"share      {share['nbytes']} bytes written and read by both processes, {share['wrong_pages']} wrong pages"
+    )
+    click.echo(
+        f"hand-over  {hand_over['count']} pages in order, {hand_over['wrong_pages']} wrong,"
+        f" {hand_over['per_second']} per second, {hand_over['mb_per_second']} MB/s"
+    )
+    click.echo(
+        f"kill       exporter killed after page {kill['pages_taken']}: told 'dying' after {kill['dying_ms']} ms,"
+        f" 'gone' after {kill['gone_ms']} ms, {kill['wrong_pages']} wrong pages"
+    )
+    click.echo(f"           the wait ended with {kill['ended_with']}")
+    show_table(
+        f"completion strategy: {decision['strategy']}" + (" (degraded)" if decision["degraded"] else ""),
+        ("strategy", "verdict", "tried", "evidence or reason"),
+        [
+            (row["strategy"], row["verdict"], row["phase"], row["reason"] or row["evidence"])
+            for row in decision["candidates"]
+        ],
+    )
+    click.echo("all right" if report["ok"] else "WRONG: see above")

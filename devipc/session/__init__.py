@@ -1,0 +1,16 @@
+"""Sessions: what most users touch. One process exports, others import; both may share memory and fences.
+
+Owns the wiring of the floors below to each other: exports, leases, mappings, fences and the death of peers.
+"""
+
+from __future__ import annotations
+
+from devipc.link import PeerState
+from devipc.session.endpoint import Endpoint, PeerEvent
+from devipc.session.exporter import Exporter
+from devipc.session.importer import Importer
+from devipc.session.peer import Peer
+from devipc.session.remote import RemoteMemory
+from devipc.session.shares import Share
+
+__all__ = ["Endpoint", "Exporter", "Importer", "Peer", "PeerEvent", "PeerState", "RemoteMemory", "Share"]

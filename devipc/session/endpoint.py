@@ -1,0 +1,379 @@
+"""One end of a session: its device, what it shares, its fences, and the peers it is connected to.
+
+Owns what exporter and importer have in common. Everything it made or lent is given back when it closes, in an order
+in which no peer ever reads memory that has already been freed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from devipc import completion
+from devipc.completion import Decision, FenceHandle, ProducerFence
+from devipc.errors import (
+    CapabilityError,
+    ClosedError,
+    CompletionTimeout,
+    DevIPCError,
+    ForkError,
+    HandleError,
+    UsageError,
+)
+from devipc.identity import process_instance
+from devipc.integrations import check_device, describe
+from devipc.interfaces.backend import Backend, Device
+from devipc.interfaces.memory import Allocation, DeviceMemoryIPC
+from devipc.lease import deadline_after, remaining
+from devipc.link import PeerState
+from devipc.mappings import MappingCache
+from devipc.session.messages import encode_offers
+from devipc.session.peer import Peer
+from devipc.session.shares import Share, ShareTable, check_name
+from devipc.types import HandleKind, Strategy
+
+__all__ = ["Endpoint", "PeerEvent"]
+
+_log = logging.getLogger("devipc.session")
+DEFAULT_TIMEOUT_S = 10.0
+DECIDE_TIMEOUT_S = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class PeerEvent:
+    """Something that happened to a peer, in the order in which it was noticed."""
+
+    peer: Peer
+    state: PeerState
+
+
+class Endpoint:
+    """Base of :class:`~devipc.session.Exporter` and :class:`~devipc.session.Importer`.
+
+    Parameters
+    ----------
+    backend : str or Backend
+        Name of an installed backend, or a backend object.
+    device : str, optional
+        Identity of the device; the backend's first when None.
+    strategy : Strategy or str, optional
+        Completion strategy to insist on; None lets the chooser decide.
+    timeout_s : float
+        Default deadline of every question to a peer.
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: str | Backend = "host",
+        device: str | None = None,
+        strategy: Strategy | str | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        if isinstance(backend, str):
+            from devipc.registry import load_backend
+
+            backend = load_backend(backend)
+        self.timeout_s = timeout_s
+        self.strategy = _strategy(strategy)
+        self.backend_name = backend.name
+        self._backend = backend
+        self.device: Device = backend.open_device(device)
+        self._memory = _need_memory(self.device, backend.name)
+        self.instance = process_instance()
+        self.shares = ShareTable(
+            self._memory, backend=backend.name, device_uuid=self.device.info.uuid, instance=self.instance
+        )
+        self.events: queue.SimpleQueue[PeerEvent] = queue.SimpleQueue()
+        self._lock = threading.RLock()
+        self._peers: list[Peer] = []
+        self._arrived = threading.Condition(self._lock)
+        self._callbacks: list[Callable[[PeerEvent], None]] = []
+        self._fences: dict[str, ProducerFence] = {}
+        self._allocations: list[Allocation] = []
+        self._closed = False
+        self._pid = os.getpid()
+
+    # --- memory -------------------------------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int, *, kind: HandleKind | None = None, zero: bool = True) -> Allocation:
+        """Allocate shareable device memory; freed by :meth:`free` or when the endpoint closes."""
+        self._check_open()
+        allocation = self._memory.allocate(nbytes, kind=kind, zero=zero)
+        with self._lock:
+            self._allocations.append(allocation)
+        return allocation
+
+    def free(self, allocation: Allocation) -> None:
+        """Free what :meth:`allocate` returned. Unshare it first: peers must not map freed memory."""
+        with self._lock:
+            if allocation not in self._allocations:
+                raise UsageError("this endpoint has no such allocation", code="double_free", remedy="free it once")
+            low, high = allocation.ptr, allocation.ptr + allocation.nbytes
+            if self.shares.overlapping(low, high):
+                raise UsageError(
+                    "the allocation is still shared", code="shared", remedy="unshare it before you free it"
+                )
+            self._allocations.remove(allocation)
+        self._memory.free(allocation)
+
+    def share(self, name: str, obj: object, *, kind: HandleKind | None = None, writable: bool = True) -> Share:
+        """Share the memory of ``obj`` under ``name`` with every peer that asks for it.
+
+        Parameters
+        ----------
+        name : str
+            1 to 255 bytes, unique in this endpoint.
+        obj : object
+            An :class:`~devipc.interfaces.memory.Allocation`, a tensor or array on this endpoint's device, or a pair
+            (address, length in bytes). Never copied; kept alive until it is unshared.
+        kind : HandleKind, optional
+            Handle kind to insist on; the best that the memory allows when None.
+        writable : bool
+            What peers are told. No vendor enforces it for device memory.
+
+        Raises
+        ------
+        UsageError
+            For an object that is no memory, zero bytes, or a name in use.
+        CapabilityError
+            For memory that cannot be exported; names the kind and the allocator setting to change.
+        """
+        self._check_open()
+        view = describe(obj)
+        check_device(view, self.device.info)
+        return self.shares.add(name, view, kind=kind, writable=writable)
+
+    def unshare(self, name: str, *, timeout_s: float | None = None) -> None:
+        """Take a share back: nobody can open it any more, peers are told, and their mappings are waited for.
+
+        Raises
+        ------
+        CompletionTimeout
+            When a peer still maps it. Freeing the memory would be unsafe; calling again goes on waiting.
+        """
+        share = self.shares.retire(name)
+        for peer in self.peers:
+            peer.revoke(share.handle.export_id)
+        self.shares.finish(share, timeout_s=self.timeout_s if timeout_s is None else timeout_s)
+
+    def new_generation(self, *, timeout_s: float | None = None) -> int:
+        """Void everything shared so far, for all peers at once, and return the new generation.
+
+        For a changed memory layout: share the new one afterwards. Blocks until no peer maps the old one.
+
+        Raises
+        ------
+        CompletionTimeout
+            When a peer still maps something old. It is void all the same, but its memory must not be freed yet;
+            :meth:`free` and :meth:`close` know.
+        """
+        deadline = deadline_after(self.timeout_s if timeout_s is None else timeout_s)
+        unfinished = self.shares.next_generation()
+        for peer in self.peers:
+            peer.announce_generation(self.shares.generation)
+        for share in unfinished:
+            self.shares.finish(share, timeout_s=remaining(deadline))
+        return self.shares.generation
+
+    # --- fences -------------------------------------------------------------------------------------------------------
+
+    def create_fence(self, name: str, *, strategy: Strategy | str | None = None) -> ProducerFence:
+        """Make a fence that this process signals, and share it under ``name``.
+
+        Without ``strategy`` the one decided with the connected peer is used. The endpoint closes it at the end.
+
+        Raises
+        ------
+        UsageError
+            When no strategy is named and no peer is connected yet.
+        CapabilityError
+            When this device cannot signal that way.
+        """
+        self._check_open()
+        chosen = _strategy(strategy) or self.strategy
+        if chosen is None:
+            peers = self.peers
+            if not peers:
+                raise UsageError(
+                    "no peer is connected, so that no strategy is decided yet",
+                    remedy="wait_peer() first, or name a strategy",
+                )
+            chosen = peers[-1].decision.strategy
+        with self._lock:
+            taken = self._fences.get(check_name(name))
+            if taken is not None and not taken.closed:
+                raise UsageError(f"a fence is shared as {name!r} already", code="duplicate", remedy="use another name")
+            fence = completion.create_fence(self.device, chosen)
+            self._fences[name] = fence
+        return fence
+
+    def fence_names(self) -> list[str]:
+        """Return the names of the fences that peers can open now."""
+        with self._lock:
+            return sorted(name for name, fence in self._fences.items() if not fence.closed)
+
+    def lend_fence(self, name: str) -> tuple[ProducerFence, FenceHandle]:
+        """Return the fence ``name`` and a new consumer's handle of it, whose descriptors pass to the caller."""
+        with self._lock:
+            fence = self._fences.get(name)
+            if fence is None or fence.closed:
+                known = ", ".join(self.fence_names()[:8]) or "none"
+                raise HandleError(f"no fence is shared as {name!r}", code="unknown_name", remedy=f"fences: {known}")
+            return fence, fence.export()
+
+    def decide(self, peer: Peer) -> Decision:
+        """Return the decision for ``peer``, made if need be. The connecting side drives the trial."""
+        raise NotImplementedError
+
+    # --- peers --------------------------------------------------------------------------------------------------------
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        """Peers that are connected now, oldest first."""
+        with self._lock:
+            return tuple(peer for peer in self._peers if peer.state is PeerState.CONNECTED)
+
+    def wait_peer(self, *, timeout_s: float | None = None) -> Peer:
+        """Block until a peer is connected; return the newest."""
+        timeout = self.timeout_s if timeout_s is None else timeout_s
+        with self._arrived:
+            if not self._arrived.wait_for(lambda: bool(self.peers) or self._closed, timeout):
+                raise CompletionTimeout(f"no peer connected within {timeout:g} s", remedy="start the other process")
+            self._check_open()
+            return self.peers[-1]
+
+    def on_event(self, callback: Callable[[PeerEvent], None]) -> None:
+        """Call ``callback(event)`` for every later change of a peer, on a background thread; it must not block."""
+        self._callbacks.append(callback)
+
+    def peer_changed(self, peer: Peer, state: PeerState) -> None:
+        """Record that ``peer`` is in a new state. Called by peers."""
+        event = PeerEvent(peer, state)
+        self.events.put(event)
+        with self._arrived:
+            self._arrived.notify_all()
+        for callback in self._callbacks:
+            try:
+                callback(event)
+            except Exception:
+                _log.exception("an event callback failed")
+
+    def peer_left(self, peer: Peer) -> None:
+        """Forget a peer whose connection is over. Called by peers."""
+        with self._lock:
+            if peer in self._peers:
+                self._peers.remove(peer)
+
+    def new_mapping_cache(self, *, on_unmapped: Callable[[bytes], None]) -> MappingCache:
+        """Return an import cache for one peer."""
+        return MappingCache(self._memory, instance=self.instance, on_unmapped=on_unmapped)
+
+    def facts(self) -> dict[str, str]:
+        """Return what peers are told about this end besides its environment."""
+        own = {"backend": self.backend_name, "device": self.device.info.uuid}
+        return own | encode_offers(completion.offers(self.device))
+
+    def _joined(self, peer: Peer) -> None:
+        with self._arrived:
+            self._peers.append(peer)
+            self._arrived.notify_all()
+        self.peer_changed(peer, PeerState.CONNECTED)
+
+    # --- closing ------------------------------------------------------------------------------------------------------
+
+    def close(self, *, timeout_s: float = 5.0) -> None:
+        """Give everything back. Idempotent; blocks at most about ``timeout_s``.
+
+        Peers are told and waited for. Memory that somebody still maps when the time is up stays allocated until this
+        process ends, and a warning says so: freeing it would hand a peer somebody else's bytes.
+        """
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._arrived.notify_all()
+        deadline = deadline_after(timeout_s)
+        self._stop_listening()
+        with self._lock:
+            fences = list(self._fences.values())
+            peers = list(self._peers)
+        for fence in fences:
+            fence.close(timeout_s=remaining(deadline) / 2)
+        still_mapped = self._finish_shares(peers, deadline)
+        for peer in peers:
+            peer.close()
+        self._free_allocations(still_mapped)
+
+    def _finish_shares(self, peers: list[Peer], deadline: float) -> list[Share]:
+        kept = []
+        shares = self.shares.retire_all()
+        for share in shares:
+            for peer in peers:
+                peer.revoke(share.handle.export_id)
+        for share in shares:
+            try:
+                self.shares.finish(share, timeout_s=remaining(deadline))
+            except CompletionTimeout as error:
+                _log.warning("closing: %s", error)
+                self.shares.abandon(share)
+                kept.append(share)
+        return kept
+
+    def _free_allocations(self, still_mapped: list[Share]) -> None:
+        with self._lock:
+            allocations, self._allocations = self._allocations, []
+        for allocation in allocations:
+            if any(share.overlaps(allocation.ptr, allocation.ptr + allocation.nbytes) for share in still_mapped):
+                continue
+            try:
+                self._memory.free(allocation)
+            except DevIPCError as error:
+                _log.warning("closing: %s", error)
+
+    def _stop_listening(self) -> None:
+        """Accept no further peer."""
+
+    def _check_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkError(
+                "the session was made before a fork of this process",
+                remedy="start helpers with spawn, and open a session in the process that uses it",
+            )
+        if self._closed:
+            raise ClosedError("the session is closed", remedy="make a new one")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _strategy(value: Strategy | str | None) -> Strategy | None:
+    if value is None:
+        return None
+    try:
+        return Strategy(value)
+    except ValueError as error:
+        names = ", ".join(strategy.value for strategy in Strategy)
+        raise UsageError(f"{value!r} is no completion strategy", remedy=f"use one of {names}") from error
+
+
+def _need_memory(device: Device, backend: str) -> DeviceMemoryIPC:
+    if device.memory is None:
+        capability = device.capabilities()["memory"]
+        raise CapabilityError(
+            f"this device shares no memory: {capability.reason}", backend=backend, remedy=capability.remedy
+        )
+    return device.memory

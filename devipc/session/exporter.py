@@ -1,0 +1,116 @@
+"""Exporter: the end that listens.
+
+Owns the listening socket and the threads that greet new peers. A silent or hostile client costs one greeting thread
+until its deadline, and nobody else anything.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import weakref
+from collections.abc import Collection
+from os import PathLike
+
+from devipc.channel import Channel
+from devipc.completion import Decision
+from devipc.errors import ClosedError, CompletionTimeout, DevIPCError
+from devipc.interfaces.backend import Backend
+from devipc.link import Link
+from devipc.listener import Listener, default_directory
+from devipc.session.endpoint import DECIDE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Endpoint
+from devipc.session.peer import Peer
+from devipc.types import Strategy
+
+__all__ = ["Exporter"]
+
+_log = logging.getLogger("devipc.session")
+_MAX_GREETINGS = 32
+_HELLO_TIMEOUT_S = 5.0
+
+
+class Exporter(Endpoint):
+    """Share memory and fences with every process that connects.
+
+    Parameters
+    ----------
+    path : path-like, optional
+        Socket to listen on, at most 107 bytes, in a directory that only this user may enter (made if absent). A
+        private path of its own when None; read it from :attr:`path`.
+    backend, device, strategy, timeout_s
+        See :class:`~devipc.session.endpoint.Endpoint`.
+    allow_uids : collection of int
+        Further users whose processes may connect, for containers; the own user always may.
+
+    Raises
+    ------
+    UsageError
+        For a path that is too long, unsafe, or in use by a living process.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike[str] | None = None,
+        *,
+        backend: str | Backend = "host",
+        device: str | None = None,
+        strategy: Strategy | str | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        allow_uids: Collection[int] = (),
+    ) -> None:
+        super().__init__(backend=backend, device=device, strategy=strategy, timeout_s=timeout_s)
+        self._listener = Listener(_own_path() if path is None else path, allowed_uids=allow_uids)
+        weakref.finalize(self, self._listener.close)  # the socket goes also when a program just ends
+        self._greetings = threading.BoundedSemaphore(_MAX_GREETINGS)
+        self._acceptor = threading.Thread(target=self._accept, name="devipc-accept", daemon=True)
+        self._acceptor.start()
+
+    @property
+    def path(self) -> str:
+        """Where peers connect."""
+        return self._listener.path
+
+    def decide(self, peer: Peer) -> Decision:
+        """Ask the connecting side for the decision; it drives the trial."""
+        return peer.ask_decision(timeout_s=DECIDE_TIMEOUT_S)
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                channel = self._listener.accept(timeout_s=0.5)
+            except CompletionTimeout:
+                continue
+            except ClosedError:
+                return
+            except DevIPCError as error:
+                _log.warning("a connection was refused: %s", error)
+                continue
+            self._greetings.acquire()
+            threading.Thread(target=self._greet, args=(channel,), name="devipc-greet", daemon=True).start()
+
+    def _greet(self, channel: Channel) -> None:
+        try:
+            link = Link.accept(channel, facts=self.facts(), timeout_s=_HELLO_TIMEOUT_S)
+        except DevIPCError as error:
+            _log.warning("a client did not say hello: %s", error)
+            return
+        finally:
+            self._greetings.release()
+        peer = Peer(self, link)
+        with self._lock:
+            if self._closed:
+                link.close()
+                return
+            self._joined(peer)
+        link.start()
+
+    def _stop_listening(self) -> None:
+        self._listener.close()
+        if threading.current_thread() is not self._acceptor:
+            self._acceptor.join(timeout=2.0)
+
+
+def _own_path() -> str:
+    return os.path.join(default_directory(), f"{os.getpid()}-{secrets.token_hex(4)}.sock")
