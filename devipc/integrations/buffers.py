@@ -10,6 +10,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 from devipc.errors import UsageError
@@ -128,22 +129,28 @@ def describe(obj: object) -> BufferView:
 
 
 def _of_protocol(obj: Any) -> BufferView:
-    """Ask in the order of how much a protocol can say."""
-    if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
+    """Ask in the order of how much a protocol can say. Objects may raise anything while they are asked."""
+    try:
+        speaks_dlpack = hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__")
+        of_device, of_host = (
+            None if speaks_dlpack else getattr(obj, name, None)
+            for name in ("__cuda_array_interface__", "__array_interface__")
+        )
+        memory = memoryview(obj) if not speaks_dlpack and of_device is None and of_host is None else None
+    except Exception as error:
+        raise refuse(
+            f"an object of type {type(obj).__name__} shows no memory ({type(error).__name__}: {error})",
+            "pass a tensor, an array, an open buffer, or (address, nbytes)",
+        ) from error
+    if speaks_dlpack:
         from devipc.integrations.dlpack import describe_dlpack
 
         return describe_dlpack(obj)
-    if (interface := getattr(obj, "__cuda_array_interface__", None)) is not None:
-        return _of_interface(obj, interface, "cuda_array_interface", device_type="cuda", device_index=None)
-    if (interface := getattr(obj, "__array_interface__", None)) is not None:
-        return _of_interface(obj, interface, "array_interface", device_type="cpu", device_index=0)
-    try:
-        memory = memoryview(obj)
-    except TypeError:
-        raise refuse(
-            f"an object of type {type(obj).__name__} shows no memory",
-            "pass a tensor, an array, a buffer, or (address, nbytes)",
-        ) from None
+    if of_device is not None:
+        return _of_interface(obj, of_device, "cuda_array_interface", device_type="cuda", device_index=None)
+    if of_host is not None:
+        return _of_interface(obj, of_host, "array_interface", device_type="cpu", device_index=0)
+    assert memory is not None
     return _of_memoryview(memory)
 
 
@@ -206,8 +213,8 @@ def make_view(
     notes: tuple[str, ...] = (),
 ) -> BufferView:
     """Check the geometry and complete it with its span; ``strides`` of None mean dense."""
-    shape = tuple(shape)
-    strides = contiguous_strides(shape) if strides is None else tuple(strides)
+    shape = tuple(index(extent) for extent in shape)
+    strides = contiguous_strides(shape) if strides is None else tuple(index(stride) for stride in strides)
     if any(extent < 0 for extent in shape) or len(strides) != len(shape):
         raise refuse(f"shape {shape} with strides {strides} is no array", "the object's description is wrong")
     if math.prod(shape) == 0:
@@ -267,8 +274,11 @@ def _of_interface(
     """Read an array interface, of which the host's and the device's version 3 are alike."""
     try:
         ptr, readonly = interface["data"]
-        shape, typestr, version = interface["shape"], interface["typestr"], interface["version"]
+        shape = tuple(index(extent) for extent in interface["shape"])
+        typestr, version = str(interface["typestr"]), index(interface["version"])
         strides, mask, stream = (interface.get(key) for key in ("strides", "mask", "stream"))
+        strides = None if strides is None else tuple(index(stride) for stride in strides)
+        ptr = 0 if ptr is None else index(ptr)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise refuse(
             f"its array interface cannot be read ({error!r})", "pass the memory by (address, nbytes)"
@@ -278,7 +288,7 @@ def _of_interface(
     dtype = dtype_of_typestr(typestr)
     notes = ("its producer asks to be synchronised with a stream first",) if stream is not None else ()
     return make_view(
-        ptr=ptr or 0,
+        ptr=ptr,
         dtype=dtype,
         shape=shape,
         strides=_in_elements(strides, dtype.itemsize),

@@ -23,6 +23,7 @@ READ_ONLY = 1
 """Flag of the versioned form: the consumer must not write."""
 
 _IS_COPIED = 2
+_MAX_DIMENSIONS = 64
 _DEVICES_WITH_STREAMS = (2, 10, 13)
 _CLASSIC, _VERSIONED = b"dltensor", b"dltensor_versioned"
 
@@ -168,6 +169,8 @@ def describe_dlpack(obj: Any) -> BufferView:
         raise refuse(f"{type(obj).__name__} would share a copy of its memory", "share an object that is no lazy view")
     if (tensor.device_type, tensor.device_id) != (device_type, device_id):
         raise refuse("its capsule names another device than the object itself", "pass (address, nbytes)")
+    if not 0 <= tensor.ndim <= _MAX_DIMENSIONS or (tensor.ndim and not tensor.shape):
+        raise refuse(f"its capsule has {tensor.ndim} dimensions", "pass (address, nbytes)")
     shape = tensor.shape[: tensor.ndim]
     return make_view(
         ptr=(tensor.data or 0) + tensor.byte_offset,

@@ -54,9 +54,11 @@ class ForeignBuffer:
         For an unknown element type or a shape that is none.
     ClosedError
         When the mapping is closed already.
+    ForkError
+        In a forked child, by every method too.
     """
 
-    __slots__ = ("__weakref__", "_hold", "device", "dtype", "ptr", "readonly", "shape", "strides")
+    __slots__ = ("__weakref__", "_hold", "_keeper", "device", "dtype", "ptr", "readonly", "shape", "strides")
 
     def __init__(
         self,
@@ -80,6 +82,7 @@ class ForeignBuffer:
             )
         self.device = device
         self.readonly = readonly
+        self._keeper = keeper
         self._hold = keeper.hold()
 
     @property
@@ -104,17 +107,18 @@ class ForeignBuffer:
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
-    ) -> object:
+    ) -> Any:
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
             raise CapabilityError(
                 "this memory is shared, never copied", code="copy", remedy="copy the tensor after it was made"
             )
         return self.capsule(self.dtype, max_version=max_version)
 
-    def capsule(self, dtype: DType, *, max_version: tuple[int, int] | None) -> object:
+    def capsule(self, dtype: DType, *, max_version: tuple[int, int] | None) -> Any:
         """Return a DLPack capsule that calls the elements ``dtype``, of the same size; raises as ``__dlpack__``."""
         from devipc.integrations.dlpack import make_capsule
 
+        self._keeper.check_process()
         return make_capsule(
             ptr=self.ptr,
             dtype=dtype,
@@ -139,6 +143,7 @@ class ForeignBuffer:
         return self._interface()
 
     def _interface(self) -> dict[str, Any]:
+        self._keeper.check_process()
         strides = tuple(stride * self.dtype.itemsize for stride in self.strides)
         return {
             "data": (self.ptr, self.readonly),
@@ -178,6 +183,7 @@ class ForeignBuffer:
         """
         from devipc.integrations.torch_view import to_tensor
 
+        self._keeper.check_process()
         return to_tensor(self, allow_readonly=allow_readonly)
 
     def __repr__(self) -> str:

@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Callable
 
-from devipc.errors import ClosedError, UsageError
+from devipc.errors import ClosedError, ForkError, UsageError
 
 __all__ = ["Hold", "ViewKeeper"]
 
@@ -51,19 +51,21 @@ class ViewKeeper:
         ------
         ClosedError
             When the last one was given back already.
-        UsageError
+        ForkError
             In a forked child.
         """
-        if os.getpid() != self._pid:
-            raise UsageError(
-                "this memory was mapped before a fork", code="forked", remedy="open it again in the new process"
-            )
+        self.check_process()
         with self._lock:
             closed = self._count == 0
             if not closed:
                 self._count += 1
         if closed:
             raise ClosedError("the memory is unmapped", remedy="open it again")
+
+    def check_process(self) -> None:
+        """Raise :class:`~devipc.errors.ForkError` in a forked child, where no view of the parent's may be made."""
+        if os.getpid() != self._pid:
+            raise ForkError("this memory was mapped before a fork", remedy="open it again in the new process")
 
     def release(self) -> None:
         """Give a count back; the last one runs ``on_last``.

@@ -11,4 +11,4 @@ from tests.registry.site import Site
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
-    return Site(tmp_path / "site")
+    return Site.with_devipc(tmp_path / "site")

@@ -1,6 +1,7 @@
 """Tiny distributions, installed by writing what an installer writes, and a process that sees them.
 
-Owns their sources. Nothing of them is ever imported into the process that runs the tests.
+Owns their sources. Nothing of them is ever imported into the process that runs the tests, and that process sees no
+backend that happens to be installed here: only devipc's own and those of the site.
 """
 
 from __future__ import annotations
@@ -10,6 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import pluggy
+
+import devipc
 
 GOOD = """
 from devipc.spi import CapabilityError, DeviceInfo, hookimpl
@@ -38,6 +43,15 @@ class Site:
         self.folder = folder
         folder.mkdir(exist_ok=True)
 
+    @classmethod
+    def with_devipc(cls, folder: Path) -> Site:
+        """Return a site where devipc is installed, with the one package that it needs."""
+        site = cls(folder)
+        site.install("devipc", "host = devipc.host.plugin")
+        for package in (pluggy, devipc):
+            (folder / package.__name__).symlink_to(Path(str(package.__file__)).parent)
+        return site
+
     def install(self, project: str, entry_points: str, *, version: str = "1.0", **modules: str) -> None:
         """Install a distribution with the entry points of group ``devipc.backends`` and the named modules."""
         info = self.folder / f"{project.replace('-', '_')}-{version}.dist-info"
@@ -57,8 +71,8 @@ class Site:
         """Run ``code`` in a fresh process; return what it left in ``answer``. Its exit status must be 0."""
         program = f"import json\nfrom devipc.registry import *\n{code}\nprint('\\n' + json.dumps(answer))"
         done = subprocess.run(
-            [sys.executable, "-c", program],
-            env={"PYTHONPATH": f"{self.folder}:{Path(__file__).parents[2]}", "PATH": "/usr/bin:/bin", **env},
+            [sys.executable, "-S", "-c", program],  # -S: without the packages of this environment
+            env={"PYTHONPATH": str(self.folder), "PATH": "/usr/bin:/bin", **env},
             capture_output=True,
             text=True,
             timeout=timeout_s,

@@ -154,6 +154,14 @@ def test_the_default_is_the_first_with_a_device_and_all_others_are_explained(sit
     assert reasons[3].startswith("c_works: lists 2 device(s)")
 
 
+def test_the_built_in_backend_is_the_last_resort_and_never_a_silent_one(site: Site) -> None:
+    site.plugin("zzz", "", count=0)
+    name, reasons, names = site.run(DEFAULT)
+    assert (name, names) == ("host", ["zzz", "host"])
+    assert reasons[0].startswith("zzz: it lists no device; remedy: ")
+    assert reasons[1].startswith("host: lists 1 device(s)")
+
+
 def test_without_any_device_the_default_is_an_error_with_all_reasons(site: Site) -> None:
     site.plugin("bad", lists("raise CapabilityError('no driver')"))
     code, message = site.run(DEFAULT, **NO_HOST)

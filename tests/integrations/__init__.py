@@ -1,0 +1,1 @@
+"""Arrays and tensors to shareable memory and back, on host memory that really is shared with the test."""
