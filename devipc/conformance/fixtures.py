@@ -102,8 +102,8 @@ def _settle(taken: list[tuple[Peer, dict[str, object]]], slack: Slack) -> list[s
     left = []
     for number, (peer, before) in enumerate(taken, 1):
         if peer.usable:
-            limits = {"maps": slack.maps, "threads": slack.threads, "device_nbytes": slack.device_nbytes}
-            more = peer.call(grown, earlier=before, **limits).body["grown"]
+            limits = [slack.maps, slack.threads, slack.device_nbytes]
+            more = peer.call(grown, earlier=before, limits=limits).body["grown"]
             if more:
                 peer.broken = True
                 left.append(f"peer {number} was left with more: {'; '.join(more)}")
@@ -145,6 +145,12 @@ def any_kind(suite: Suite) -> HandleKind:
     if not found:
         pytest.skip("this device shares no memory: " + suite.why_no("memory"))
     return found[0]
+
+
+@pytest.fixture
+def rounds(suite: Suite) -> int:
+    """Return how often a case about order repeats itself."""
+    return 10_000 if suite.large else 100
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from devipc.message import Message
 
 __all__ = ["Answer", "Peer", "PeerCrashed", "PeerFailed", "PeerHung", "Peers", "Refusal"]
 
+
 class PeerFailed(AssertionError):
     """A role raised in a peer, and the backend is to blame."""
 
@@ -76,7 +77,7 @@ class Peer:
         self._pending = ""
         self.killed = False
         self.broken = False
-        self._stderr = tempfile.TemporaryFile()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the peer
         left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel_fd = left.fileno()
         self._channel = Channel(left)
@@ -130,7 +131,9 @@ class Peer:
         self.start(role, fds=fds, **arguments)
         return self.result(timeout_s=timeout_s)
 
-    def refusal(self, role: Role, *, fds: Sequence[int] = (), timeout_s: float | None = None, **arguments: Any) -> Refusal:
+    def refusal(
+        self, role: Role, *, fds: Sequence[int] = (), timeout_s: float | None = None, **arguments: Any
+    ) -> Refusal:
         """Let the peer run ``role``, which must raise a typed error; return that."""
         self.start(role, fds=fds, **arguments)
         message = self._receive(timeout_s)

@@ -22,7 +22,7 @@ from devipc.conformance.results import Outcome, Result, is_backends_fault
 from devipc.conformance.rig import Unavailable
 from devipc.conformance.suite import Suite
 from devipc.errors import DevIPCError
-from devipc.types import Strategy
+from devipc.types import HandleKind, Strategy
 
 CASE_LIMIT_S = 300.0
 """How long one case may take in all; a process that is stuck in a driver by then is ended."""
@@ -82,7 +82,7 @@ class _Run:
         if case_of(metafunc) is None:
             return
         if "kind" in metafunc.fixturenames:
-            kinds = self._suite.kinds() or [None]
+            kinds: list[HandleKind | None] = [*self._suite.kinds()] or [None]
             ids = ["none" if kind is None else kind.value for kind in kinds]
             metafunc.parametrize("kind", kinds, ids=ids, indirect=True)
         if "strategy" in metafunc.fixturenames:
@@ -92,7 +92,8 @@ class _Run:
         """Keep what was asked for."""
         if not self._suite.only:
             return
-        kept, dropped = [], []
+        kept: list[pytest.Item] = []
+        dropped: list[pytest.Item] = []
         for item in items:
             known = case_of(item)
             wanted = known is not None and bool({known.id, known.id.partition("-")[0]} & set(self._suite.only))
@@ -120,7 +121,7 @@ class _Run:
         outcome = self._judge(known, call.excinfo)
         item.stash[FAILED] = item.stash.get(FAILED, False) or outcome.result.rank >= Result.DEVIATION.rank
         self._suite.recorder.add(item.nodeid, known, _parameters(item), outcome, report.duration)
-        report.devipc_result = outcome.result
+        report.devipc_result = outcome.result  # type: ignore[attr-defined]
         if outcome.result is Result.DEVIATION:
             report.outcome, report.wasxfail = "skipped", outcome.reason
         elif outcome.result is Result.SKIP:
@@ -149,7 +150,9 @@ class _Run:
 
     def _judge_skip(self, known: Case, reason: str) -> Outcome:
         profile = self._suite.profile
-        expected = profile.skips_allowed or known.id in profile.expected_skips or (known.large and not self._suite.large)
+        expected = (
+            profile.skips_allowed or known.id in profile.expected_skips or (known.large and not self._suite.large)
+        )
         if expected:
             return Outcome(Result.SKIP, reason)
         return self._judge_failure(known, f"skipped, and the profile does not list that: {reason}")
@@ -198,8 +201,8 @@ class _Run:
     def _give_up(self, key: str, known: Case, parameters: str) -> None:
         reason = f"this process was still stuck after {CASE_LIMIT_S:g} s"
         self._suite.recorder.add(key, known, parameters, Outcome(Result.FAIL, reason), CASE_LIMIT_S)
-        print(f"{known.id}: {reason}", file=sys.__stderr__, flush=True)  # noqa: T201 - pytest cannot be asked any more
-        faulthandler.dump_traceback(file=sys.__stderr__)
+        print(f"{known.id}: {reason}", file=sys.__stderr__, flush=True)
+        faulthandler.dump_traceback(file=2)
         self._suite.abandon()
         os._exit(_HUNG_STATUS)
 

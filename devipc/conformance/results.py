@@ -172,5 +172,3 @@ def is_backends_fault(error: BaseException, package: str) -> bool:
 def describe(error: BaseException) -> str:
     """Return the traceback as text."""
     return "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
-
-

@@ -262,6 +262,11 @@ class Rig:
         finally:
             staging.close()
 
+    @property
+    def has_latches(self) -> bool:
+        """True where a latch holds until it is opened; False where it is a queue of copies."""
+        return self.device.sync is not None and self.device.sync.word_waits is not None
+
     def take_word(self) -> int:
         """Return the index of a word that is zero and that nobody waits for."""
         index = self._next_word

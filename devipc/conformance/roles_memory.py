@@ -48,10 +48,11 @@ def account(worker: Worker, fds: Fds) -> Body:
 
 
 @role
-def grown(worker: Worker, fds: Fds, earlier: Body, maps: int, threads: int, device_nbytes: int | None) -> Body:
-    """Drop everything that is kept, and say what grew since ``earlier``."""
+def grown(worker: Worker, fds: Fds, earlier: Body, limits: list[int | None]) -> Body:
+    """Drop everything that is kept, and say what grew since ``earlier`` by more than maps, threads, device bytes."""
     worker.drop_all()
-    slack = Slack(maps, threads, device_nbytes)
+    maps, threads, device_nbytes = limits
+    slack = Slack(maps or 0, threads or 0, device_nbytes)
     return {"grown": grown_after_settling(Account.from_json(earlier), worker.account, slack)}
 
 
@@ -120,6 +121,15 @@ def open_extent(worker: Worker, fds: Fds, extent: Body) -> Body:
     if opened.nbytes != wanted.nbytes:
         raise AssertionError(f"the mapping has {opened.nbytes} bytes, {wanted.nbytes} were shared")
     return {"key": worker.keep(opened, lambda: memory.close(opened)), "ptr": opened.ptr}
+
+
+@role
+def try_open(worker: Worker, fds: Fds, extent: Body) -> Body:
+    """Open and keep a mapping, or say how that was refused."""
+    try:
+        return {"refused": "", **open_extent(worker, fds, extent)}
+    except DevIPCError as error:
+        return {"refused": str(error)}
 
 
 @role

@@ -186,16 +186,17 @@ def finish_stream(worker: Worker, fds: Fds, key: int, value: int) -> Body:
 
 
 @role
-def hand_back(
-    worker: Worker, fds: Fds, forth: int, back: int, mapping: int, nbytes: int, rounds: int
-) -> None:
-    """Use memory in turns: wait for ``forth``, copy round ``n`` out, signal ``back``; compare at the end."""
+def hand_back(worker: Worker, fds: Fds, keys: list[int], nbytes: int, rounds: int) -> None:
+    """Use memory in turns: wait for one fence, copy round ``n`` out, signal the other; compare at the end.
+
+    ``keys`` are those of the fence to wait for, the fence to signal, and the mapping.
+    """
     rig = worker.rig
-    going, coming = fence_of(worker, forth), fence_of(worker, back)
+    going, coming, mapping = fence_of(worker, keys[0]), fence_of(worker, keys[1]), worker.get(keys[2])
     with rig.new_staging(nbytes * rounds) as staging:
         for n in range(1, rounds + 1):
             going.wait(rig.stream, n, timeout_s=worker.deadline_s, block_timeout_s=worker.deadline_s)
-            rig.transfer.copy(rig.stream, staging.ptr + (n - 1) * nbytes, worker.get(mapping).ptr, nbytes)
+            rig.transfer.copy(rig.stream, staging.ptr + (n - 1) * nbytes, mapping.ptr, nbytes)
             coming.signal(rig.stream, n)
         rig.finish(rig.stream, "the last round")
         for n in range(1, rounds + 1):
@@ -237,3 +238,9 @@ def bogus_events(worker: Worker, fds: Fds, payloads: list[str]) -> Body:
         accepted.append(payload)
         events.destroy(event)
     return {"accepted": accepted}
+
+
+@role
+def drop(worker: Worker, fds: Fds, key: int) -> None:
+    """Give back a kept thing."""
+    worker.drop(key)

@@ -19,7 +19,7 @@ from devipc.interfaces.memory import Allocation
 from devipc.spi import close_fds
 from devipc.types import ExportedExtent, HandleKind
 
-__all__ = ["Mapping", "allocated", "exported", "mapped", "shared", "shared_by_peer", "send"]
+__all__ = ["Mapping", "allocated", "exported", "mapped", "send", "shared", "shared_by_peer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,7 @@ def mapped(peer: Peer, extent: ExportedExtent) -> Iterator[Mapping]:
 
 
 @contextmanager
-def shared(
-    rig: Rig, peer: Peer, nbytes: int, kind: HandleKind, *, seed: int
-) -> Iterator[tuple[Allocation, Mapping]]:
+def shared(rig: Rig, peer: Peer, nbytes: int, kind: HandleKind, *, seed: int) -> Iterator[tuple[Allocation, Mapping]]:
     """Yield memory of this process and the peer's mapping of it."""
     with (
         allocated(rig, nbytes, kind, seed=seed) as allocation,

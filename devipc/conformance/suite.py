@@ -69,7 +69,9 @@ class Suite:
         """
         profile_name, backend = config.getoption("devipc_profile"), config.getoption("devipc_backend")
         if not (profile_name or backend):
-            raise UsageError("no backend was named", remedy="pass --devipc-backend NAME or --devipc-profile MODULE:NAME")
+            raise UsageError(
+                "no backend was named", remedy="pass --devipc-backend NAME or --devipc-profile MODULE:NAME"
+            )
         profile = find_profile(profile_name) if profile_name else BackendProfile(backend=backend)
         changes = {
             "backend": backend,

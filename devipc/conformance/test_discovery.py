@@ -61,7 +61,7 @@ def test_listing_leaves_nothing(bare_peer: Peer) -> None:
     bare_peer.call(identities)
     before = bare_peer.call(account).body
     bare_peer.call(identities, times=50)
-    body = bare_peer.call(grown, earlier=before, maps=0, threads=0, device_nbytes=None).body
+    body = bare_peer.call(grown, earlier=before, limits=[0, 0, None]).body
     assert not body["grown"], body["grown"]
 
 
@@ -120,7 +120,9 @@ def test_devices_are_described(backend: Backend) -> None:
 def test_facts_are_strings(backend: Backend) -> None:
     facts = backend.facts()
     assert facts
-    assert all(isinstance(name, str) and isinstance(value, str) for name, value in facts.items())
+    for name, value in facts.items():
+        assert type(name) is str, name
+        assert type(value) is str, f"{name} is {value!r}"
 
 
 @case(

@@ -46,7 +46,11 @@ def test_later_writes_show(rig: Rig, peer: Peer, kind: HandleKind) -> None:
             mapping.expect(MIB, seed)
 
 
-@case("MEM-013", "Two exports of one allocation both open, and are the same memory.", clause="interfaces/memory.py: export")
+@case(
+    "MEM-013",
+    "Two exports of one allocation both open, and are the same memory.",
+    clause="interfaces/memory.py: export",
+)
 def test_two_exports(rig: Rig, peer: Peer, kind: HandleKind) -> None:
     with (
         allocated(rig, MIB, kind, seed=1) as allocation,

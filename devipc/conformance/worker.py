@@ -19,7 +19,17 @@ from devipc.conformance.rig import Rig
 from devipc.interfaces.backend import Backend, Device
 from devipc.types import Chunk, ExportedExtent, HandleKind
 
-__all__ = ["Reply", "Role", "Worker", "extent_from_json", "extent_to_json", "find_role", "open_device", "role", "role_name"]
+__all__ = [
+    "Reply",
+    "Role",
+    "Worker",
+    "extent_from_json",
+    "extent_to_json",
+    "find_role",
+    "open_device",
+    "role",
+    "role_name",
+]
 
 Role = Callable[..., "dict[str, Any] | Reply | None"]
 """``f(worker, fds, **arguments)``; descriptors in ``fds`` are closed when it returns."""
@@ -150,5 +160,3 @@ def extent_from_json(values: dict[str, Any], fds: Sequence[int]) -> ExportedExte
         for allocation_nbytes, offset, nbytes, payload, has_fd in values["chunks"]
     )
     return ExportedExtent(HandleKind(values["kind"]), chunks, tuple(fds))
-
-
