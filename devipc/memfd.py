@@ -13,14 +13,15 @@ import mmap
 import os
 import stat
 
-from devipc.errors import ClosedError, HandleError, ResourceExhausted, UsageError
+from devipc.errors import CapabilityError, ClosedError, HandleError, ResourceExhausted, UsageError
 
-__all__ = ["PAGE_NBYTES", "SharedMap", "create_memfd", "round_up", "validate_memfd"]
+__all__ = ["PAGE_NBYTES", "SharedMap", "create_memfd", "create_published_memfd", "round_up", "validate_memfd"]
 
 PAGE_NBYTES = mmap.PAGESIZE
 """Size of a page of this machine in bytes."""
 
 REQUIRED_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+F_SEAL_FUTURE_WRITE = 0x0010  # linux/fcntl.h since 5.1; the fcntl module has no name for it
 _MAX_NAME_NBYTES = 249
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -60,6 +61,43 @@ def create_memfd(name: str, nbytes: int) -> int:
     ResourceExhausted
         When descriptors or memory ran out. Space is reserved here, so that a later store cannot end in SIGBUS.
     """
+    fd = _reserve(name, nbytes)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, REQUIRED_SEALS)
+    return fd
+
+
+def create_published_memfd(name: str, nbytes: int) -> tuple[int, SharedMap]:
+    """Make a memory file that nobody but the returned mapping can write to: one writer, any number of readers.
+
+    Descriptor and mapping are the caller's. Whoever receives the descriptor can map it for reading only, and so can
+    the caller. Parameters and further errors as :func:`create_memfd`.
+
+    Raises
+    ------
+    CapabilityError
+        When the kernel has no F_SEAL_FUTURE_WRITE (Linux before 5.1).
+    """
+    fd = _reserve(name, nbytes)
+    mapping: SharedMap | None = None
+    try:
+        mapping = SharedMap(fd, nbytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, REQUIRED_SEALS | F_SEAL_FUTURE_WRITE)
+    except BaseException as error:
+        if mapping is not None:
+            mapping.close()
+        os.close(fd)
+        if not isinstance(error, OSError):
+            raise
+        raise CapabilityError(
+            f"shared memory cannot be sealed against later writers here ({error.strerror})",
+            code="future_write",
+            remedy="use Linux 5.1 or newer",
+        ) from error
+    return fd, mapping
+
+
+def _reserve(name: str, nbytes: int) -> int:
+    """Make a memory file of a fixed size with all of its pages, not sealed yet."""
     if nbytes <= 0:
         raise UsageError(f"shared memory of {nbytes} bytes", remedy="ask for at least one byte")
     if len(os.fsencode(name)) > _MAX_NAME_NBYTES or "\0" in name:
@@ -74,7 +112,6 @@ def create_memfd(name: str, nbytes: int) -> int:
     try:
         os.ftruncate(fd, nbytes)
         os.posix_fallocate(fd, 0, nbytes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, REQUIRED_SEALS)
     except OSError as error:
         os.close(fd)
         raise _exhausted("posix_fallocate", nbytes, error) from error

@@ -3,11 +3,11 @@
 Owns the rule that an operation ends in exactly one status per side, and the pictures of it. It performs nothing: who
 copies, waits or sends asks :func:`step` for the next state, and does what the table says to send.
 
-Some things hold in every table. On the client's side a status means that the operation's pages are the client's
-own again; until then they belong to the operation, however long it takes. ``give_up`` sets the operation's cancel word
+Some things hold in every table. On the client's side a status means that the operation's pages are the client's own
+again; until then they belong to the operation, however long it takes. ``give_up`` sets the operation's cancel word
 before anything else, and the engine looks at that word after it saw the copy complete and before it publishes
-(``word_clear``, ``word_set``). What a side is told after its own status is dropped by the operation's id, and so is what the
-other side said before it was seen dying.
+(``word_clear``, ``word_set``). What a side is told after its own status is dropped by the operation's id, and so is
+what the other side said before it was seen dying.
 """
 
 from __future__ import annotations

@@ -1,0 +1,321 @@
+"""Which pages are in host memory, as a table that every client reads by itself: ``match`` without a call.
+
+Owns the layout of the index memory, its one writer, and readers that search it without a lock. What a reader finds is
+a hint: it was true a moment ago. It knows neither where pages come from nor who takes them.
+
+A bucket is four lines of eight 64-bit words: first halves of keys, second halves, values, and *marks*. A mark is the
+entry's version and a checksum of everything else with the writer's epoch; 0 means that there is no entry. A writer
+takes the mark away, writes the rest, then writes the mark. A key may stand in either of two buckets.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import threading
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from devipc.errors import CapabilityError, ClosedError, HandleError, UsageError
+from devipc.hicache.keys import KEY_NBYTES
+from devipc.memfd import SharedMap, create_published_memfd, validate_memfd
+
+__all__ = ["INDEX_VERSION", "Found", "IndexReader", "IndexWriter"]
+
+INDEX_VERSION = 1
+"""Version of the memory layout; a reader takes no other."""
+
+MAX_ENTRIES = 2**28
+ATTEMPTS = 3
+
+_MAGIC = int.from_bytes(b"dIPCindx", "little")
+_HEADER_WORDS = 512  # one page, so that buckets are aligned to cache lines
+_MAGIC_AT, _VERSION_AT, _EPOCH_AT, _BUCKETS_AT = range(4)
+_WAYS = 8
+_BUCKET_WORDS = 4 * _WAYS
+_SECOND, _VALUE, _MARK = _WAYS, 2 * _WAYS, 3 * _WAYS  # from an entry's first half
+_MASK = 2**64 - 1
+_MIX = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
+
+U64 = npt.NDArray[np.uint64]
+Mask = npt.NDArray[np.bool_]
+Keys = npt.NDArray[np.uint8]
+
+_U_MIX = tuple(np.uint64(value) for value in _MIX)
+_LOW = np.uint64(0xFFFFFFFF)
+_32 = np.uint64(32)
+_TWO = np.uint64(2)
+_NO_MARK = np.uint64(0)
+
+
+def _checksum(first: int, second: int, value: int, version: int, epoch: int) -> int:
+    """32 bits over an entry; :func:`_checksums` is the same for arrays."""
+    mixed = (first ^ epoch) * _MIX[0] & _MASK
+    mixed = (mixed ^ mixed >> 32 ^ second) * _MIX[1] & _MASK
+    mixed = (mixed ^ mixed >> 32 ^ value) * _MIX[2] & _MASK
+    mixed = (mixed ^ mixed >> 32 ^ version) * _MIX[3] & _MASK
+    return mixed >> 32
+
+
+def _checksums(first: U64, second: U64, value: U64, version: U64, epoch: np.uint64) -> U64:
+    mixed = (first ^ epoch) * _U_MIX[0]
+    mixed = (mixed ^ (mixed >> _32) ^ second) * _U_MIX[1]
+    mixed = (mixed ^ (mixed >> _32) ^ value) * _U_MIX[2]
+    mixed = (mixed ^ (mixed >> _32) ^ version) * _U_MIX[3]
+    return mixed >> _32
+
+
+def _check_machine() -> None:
+    # Aligned 64-bit stores of CPython did not tear on x86-64, whose stores and loads also stay in order; elsewhere
+    # neither is known.
+    if platform.machine() not in ("x86_64", "AMD64"):
+        raise CapabilityError(
+            f"the shared index needs x86-64's memory order, this is {platform.machine()}",
+            code="memory_order",
+            remedy="look pages up by message",
+        )
+
+
+class IndexWriter:
+    """The one writer of an index, for one life: its epoch is never used again. Thread-safe.
+
+    Owns the memory and its descriptor. Nobody else can write: the memory is sealed against it.
+
+    Parameters
+    ----------
+    max_entries : int
+        Pages that may be published at once; the table has at least twice as many places.
+    """
+
+    def __init__(self, *, max_entries: int) -> None:
+        _check_machine()
+        if not 1 <= max_entries <= MAX_ENTRIES:
+            raise UsageError(f"index of {max_entries} entries", remedy=f"ask for 1 .. {MAX_ENTRIES}")
+        self.max_entries = max_entries
+        self.epoch = secrets.randbits(63) | 1
+        buckets = 1 << max(1, (-(-2 * max_entries // _WAYS) - 1).bit_length())
+        nbytes = 8 * (_HEADER_WORDS + buckets * _BUCKET_WORDS)
+        self._fd, self._map = create_published_memfd("devipc-index", nbytes)
+        self._words = self._map.view.cast("Q")
+        self._bucket_mask = buckets - 1
+        self._places: dict[bytes, int] = {}
+        self._free = bytearray([2**_WAYS - 1]) * buckets  # a bit a way
+        self._version = 0
+        self._lock = threading.Lock()
+        words = self._words
+        words[_MAGIC_AT], words[_VERSION_AT], words[_BUCKETS_AT] = _MAGIC, INDEX_VERSION, buckets
+        words[_EPOCH_AT] = self.epoch
+
+    def __enter__(self) -> IndexWriter:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def fileno(self) -> int:
+        """Return the descriptor to send to readers; it stays the writer's."""
+        self._check_open()
+        return self._fd
+
+    def publish(self, key: bytes, value: int) -> bool:
+        """Let readers find ``key``, with 64 bits of the caller's; to be called after the page's last byte is in place.
+
+        Returns
+        -------
+        bool
+            False when there is no room: the page is there, but only a lookup by message finds it.
+        """
+        first, second = _halves(key)
+        if not 0 <= value <= _MASK:
+            raise UsageError(f"value {value} is no unsigned 64-bit number", remedy="pass 0 .. 2**64 - 1")
+        with self._lock:
+            self._check_open()
+            place = self._places.get(key)
+            if place is None:
+                place = self._take(first, second)
+                if place is None:
+                    return False
+                self._places[key] = place
+            # Never used twice while a reader looks: it would have to sleep over 2**32 publications in one search.
+            self._version = self._version % 0xFFFFFFFF + 1
+            words = self._words
+            words[place + _MARK] = 0
+            words[place] = first
+            words[place + _SECOND] = second
+            words[place + _VALUE] = value
+            words[place + _MARK] = _checksum(first, second, value, self._version, self.epoch) << 32 | self._version
+        return True
+
+    def evict(self, key: bytes) -> bool:
+        """Let no search that begins after the return find ``key``; to be called before the page's memory is reused.
+
+        Returns
+        -------
+        bool
+            False when the key was not published.
+        """
+        with self._lock:
+            self._check_open()
+            place = self._places.pop(key, None)
+            if place is None:
+                return False
+            self._words[place + _MARK] = 0
+            self._words[place] = 0
+            bucket, way = divmod(place - _HEADER_WORDS, _BUCKET_WORDS)
+            self._free[bucket] |= 1 << way
+        return True
+
+    def close(self) -> None:
+        """Let all readers miss from now on, and give the memory back. Calling it again does nothing."""
+        with self._lock:
+            if self._map.closed:
+                return
+            self._words[_EPOCH_AT] = 0
+            self._words.release()
+            self._map.close()
+            os.close(self._fd)
+
+    def _check_open(self) -> None:
+        if self._map.closed:
+            raise ClosedError("the index is closed", remedy="make a new one; readers get its epoch and descriptor")
+
+    def _take(self, first: int, second: int) -> int | None:
+        """Reserve a way in the emptier of the key's two buckets."""
+        if len(self._places) >= self.max_entries:
+            return None
+        bucket = max(first & self._bucket_mask, second & self._bucket_mask, key=lambda b: self._free[b].bit_count())
+        free = self._free[bucket]
+        if not free:
+            return None
+        way = (free & -free).bit_length() - 1
+        self._free[bucket] = free & (free - 1)
+        return _HEADER_WORDS + bucket * _BUCKET_WORDS + way
+
+
+def _halves(key: bytes) -> tuple[int, int]:
+    if len(key) != KEY_NBYTES:
+        raise UsageError(f"key of {len(key)} bytes", code="key", remedy=f"pass {KEY_NBYTES} bytes")
+    return int.from_bytes(key[:8], "little"), int.from_bytes(key[8:], "little")
+
+
+class Found(NamedTuple):
+    """Result of a search: which keys were found (bool), and their values (uint64, 0 where not), ``(n,)`` each."""
+
+    hit: Mask
+    value: U64
+
+
+class IndexReader:
+    """Searches an index that another process writes. Never blocks it, and never waits for it.
+
+    Parameters
+    ----------
+    fd : int
+        Descriptor of the index; it stays the caller's and may be closed afterwards.
+    epoch : int
+        The writer's, as told when the descriptor came. An index of another epoch is all misses.
+
+    Raises
+    ------
+    HandleError
+        When the memory is not sealed against a change of its size, or is no index of this version.
+    CapabilityError
+        On a machine whose memory order does not allow it.
+    """
+
+    def __init__(self, fd: int, *, epoch: int) -> None:
+        _check_machine()
+        nbytes = validate_memfd(fd, min_nbytes=8 * (_HEADER_WORDS + _BUCKET_WORDS))
+        self._map = SharedMap(fd, nbytes, writable=False)
+        words = np.frombuffer(self._map.view, np.uint64, nbytes // 8)
+        magic, version, _, buckets = words[:4].tolist()
+        whole = nbytes == 8 * (_HEADER_WORDS + buckets * _BUCKET_WORDS)
+        if magic != _MAGIC or version != INDEX_VERSION or buckets & (buckets - 1) or not whole:
+            self._map.close()
+            raise HandleError(
+                f"memory of {nbytes} bytes is no index of version {INDEX_VERSION}",
+                code="index",
+                remedy="run the same devipc version on both sides",
+            )
+        self._words: U64 | None = words
+        self._lines = words[_HEADER_WORDS:].reshape(buckets * 4, _WAYS)
+        self._bucket_mask = np.uint64(buckets - 1)
+        self._epoch = np.uint64(epoch)
+        self._expired = not epoch
+
+    def __enter__(self) -> IndexReader:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+    def expire(self) -> None:
+        """Miss everything from now on: the writer is dying or was replaced. Any thread may call it."""
+        self._expired = True
+
+    def close(self) -> None:
+        """Unmap. Not to be called while another thread searches; calling it again does nothing."""
+        self._expired = True
+        self._words = None
+        self._lines = np.empty((0, _WAYS), np.uint64)
+        self._map.close()
+
+    def find(self, keys: Keys) -> Found:
+        """Search for all ``keys`` at once.
+
+        A hit is an entry that was whole and published at one instant during the call. An entry that changes under
+        every attempt is a miss.
+
+        Parameters
+        ----------
+        keys : numpy.ndarray
+            uint8 ``(n, 16)``.
+        """
+        if keys.ndim != 2 or keys.shape[1] != KEY_NBYTES or keys.dtype != np.uint8:
+            raise UsageError(f"keys {keys.dtype} of shape {keys.shape}", code="key", remedy="pass uint8 (n, 16)")
+        found = Found(np.zeros(len(keys), np.bool_), np.zeros(len(keys), np.uint64))
+        words = self._words
+        if self._expired or words is None or words[_EPOCH_AT] != self._epoch:
+            return found
+        halves = np.ascontiguousarray(keys).view(np.uint64)
+        unsettled = self._search(words, halves, None, found)
+        for _ in range(ATTEMPTS - 1):
+            if not len(unsettled):
+                break
+            unsettled = self._search(words, halves[unsettled], unsettled, found)
+        return found
+
+    def match(self, keys: Keys) -> int:
+        """Return how many of ``keys``, from the first on without a gap, are there."""
+        missing = np.flatnonzero(~self.find(keys).hit)
+        return int(missing[0]) if len(missing) else len(keys)
+
+    def _search(
+        self, words: U64, halves: U64, numbers: npt.NDArray[np.int64] | None, found: Found
+    ) -> npt.NDArray[np.int64]:
+        """Look once at every key of ``halves``; enter hits, and return the numbers of those to look at again."""
+        lines = (halves & self._bucket_mask) << _TWO  # the two buckets' lines of first halves
+        equal = (self._lines.take(lines, axis=0) == halves[:, :1, None]).reshape(len(halves), 2 * _WAYS)
+        at = equal.argmax(axis=1)
+        number = np.flatnonzero(equal[np.arange(len(halves)), at])
+        if not len(number):
+            return number
+        at = at[number]
+        place = lines[number, at // _WAYS].astype(np.int64) * _WAYS + at % _WAYS + _HEADER_WORDS
+        # In this order: a mark that is the same before and after stands for what was read in between.
+        mark = words.take(place + _MARK)
+        first, second, value = words.take(place), words.take(place + _SECOND), words.take(place + _VALUE)
+        stable = (words.take(place + _MARK) == mark) & (mark != _NO_MARK)
+        stable &= _checksums(first, second, value, mark & _LOW, self._epoch) == mark >> _32
+        stable &= first == halves[number, 0]
+        number, hit = number if numbers is None else numbers[number], stable & (second == halves[number, 1])
+        found.hit[number[hit]] = True
+        found.value[number[hit]] = value[hit]
+        again: npt.NDArray[np.int64] = number[~stable]
+        return again

@@ -1,0 +1,412 @@
+"""Readers of the index never return what was not whole and published, whatever the writer does between two loads."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from devipc.errors import CapabilityError, ClosedError, HandleError, UsageError
+from devipc.hicache import index as index_module
+from devipc.hicache.index import ATTEMPTS, IndexReader, IndexWriter
+from devipc.memfd import SharedMap, create_memfd, create_published_memfd
+from tests.hicache.index_peer import KEY_COUNT, STOP_AT, all_keys, related
+
+
+@pytest.fixture
+def writer() -> Iterator[IndexWriter]:
+    with IndexWriter(max_entries=1000) as writer:
+        yield writer
+
+
+@pytest.fixture
+def reader(writer: IndexWriter) -> Iterator[IndexReader]:
+    with IndexReader(writer.fileno(), epoch=writer.epoch) as reader:
+        yield reader
+
+
+def array(*keys: bytes) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), 16)
+
+
+def look(reader: IndexReader, key: bytes) -> int | None:
+    found = reader.find(array(key))
+    return int(found.value[0]) if found.hit[0] else None
+
+
+KEY = b"0123456789abcdef"
+
+
+def test_publish_find_evict(writer: IndexWriter, reader: IndexReader) -> None:
+    assert look(reader, KEY) is None
+    assert writer.publish(KEY, 7)
+    assert look(reader, KEY) == 7
+    assert writer.publish(KEY, 2**64 - 1)
+    assert look(reader, KEY) == 2**64 - 1
+    assert len(writer) == 1
+    assert writer.evict(KEY)
+    assert look(reader, KEY) is None
+    assert not writer.evict(KEY)
+    assert reader.find(np.empty((0, 16), np.uint8)).hit.shape == (0,)
+
+
+def test_match_counts_the_prefix(writer: IndexWriter, reader: IndexReader) -> None:
+    keys = all_keys()[:20]
+    for key in (*keys[:7], *keys[8:]):
+        writer.publish(key.tobytes(), 1)
+    assert reader.match(keys) == 7
+    assert reader.match(keys[:5]) == 5
+    assert reader.match(keys[7:]) == 0
+    assert reader.match(keys[::2]) == 10
+    assert reader.match(keys[:0]) == 0
+
+
+@settings(max_examples=100)
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3)), max_size=120), st.integers(1, 24))
+def test_the_index_is_a_dictionary(steps: list[tuple[int, int]], room: int) -> None:
+    """Small keys: all first halves are below the table's size, many are equal or zero, and buckets overflow."""
+    keys = [(i % 7).to_bytes(8, "little") + (i // 7).to_bytes(8, "little") for i in range(41)]
+    model: dict[bytes, int] = {}
+    with IndexWriter(max_entries=room) as writer, IndexReader(writer.fileno(), epoch=writer.epoch) as reader:
+        for number, action in steps:
+            key = keys[number]
+            if action:
+                if writer.publish(key, number * action):
+                    model[key] = number * action
+                else:
+                    assert key not in model
+            else:
+                assert writer.evict(key) == (model.pop(key, None) is not None)
+        assert len(writer) == len(model) <= room
+        found = reader.find(array(*keys))
+        for key, hit, value in zip(keys, found.hit.tolist(), found.value.tolist(), strict=True):
+            # Keys that share a first half may hide each other, which a digest's do not do: a miss, never a wrong hit.
+            assert not hit or model.get(key) == value
+        apart = [key for key in model if sum(other[:8] == key[:8] for other in model) == 1 and any(key[:8])]
+        assert all(look(reader, key) == model[key] for key in apart)
+
+
+def test_a_full_index_takes_half_of_its_places_and_says_no() -> None:
+    keys = np.random.default_rng(5).integers(0, 256, (4097, 16), np.uint8)
+    with IndexWriter(max_entries=4096) as writer, IndexReader(writer.fileno(), epoch=writer.epoch) as reader:
+        assert sum(writer.publish(key.tobytes(), i) for i, key in enumerate(keys)) == 4096
+        assert os.fstat(writer.fileno()).st_size >= 4096 * 2 * 32
+        found = reader.find(keys)
+        assert found.hit[:4096].all()
+        assert np.array_equal(found.value[:4096], np.arange(4096))
+        assert not found.hit[4096]
+        assert writer.publish(keys[0].tobytes(), 9)  # what is there may be replaced
+        assert writer.evict(keys[1].tobytes())
+        assert writer.publish(keys[4096].tobytes(), 1)
+
+
+# --- nothing between two stores, nothing between two loads -----------------------------------------------------------
+
+
+class Observed:
+    """The writer's words, with a look at the index before and after each store."""
+
+    def __init__(self, words: memoryview, look: Callable[[], None]) -> None:
+        self.words, self.look, self.stores = words, look, 0
+
+    def __getitem__(self, at: int) -> int:
+        value: int = self.words[at]
+        return value
+
+    def __setitem__(self, at: int, value: int) -> None:
+        self.look()
+        self.words[at] = value
+        self.stores += 1
+        self.look()
+
+
+def test_between_any_two_stores_there_is_the_old_the_new_or_nothing(writer: IndexWriter, reader: IndexReader) -> None:
+    allowed: dict[bytes, set[int | None]] = {}
+    other = KEY[::-1]
+
+    def check() -> None:
+        for key, values in allowed.items():
+            assert look(reader, key) in values
+
+    words = writer._words
+    observed: Any = Observed(words, check)
+    writer._words = observed
+    try:
+        allowed = {KEY: {None, 1}, other: {None}}
+        writer.publish(KEY, 1)
+        allowed = {KEY: {None, 1, 2}, other: {None}}
+        writer.publish(KEY, 2)
+        allowed = {KEY: {2, None}}
+        writer.evict(KEY)
+        allowed = {KEY: {None}, other: {None, 3}}
+        writer.publish(other, 3)
+    finally:
+        writer._words = words
+    assert observed.stores == 5 + 5 + 2 + 5
+    assert look(reader, other) == 3
+
+
+class Interrupted:
+    """The reader's words, with a step of the writer before the load of one number."""
+
+    def __init__(self, words: npt.NDArray[np.uint64], at: int, act: Callable[[], object]) -> None:
+        self.words, self.left, self.act = words, at, act
+
+    def __getitem__(self, at: int) -> Any:
+        return self.words[at]
+
+    def take(self, *args: Any, **options: Any) -> Any:
+        if self.left == 0:
+            self.act()
+        self.left -= 1
+        return self.words.take(*args, **options)
+
+
+LOADS = 5
+
+
+@pytest.mark.parametrize("at", range(LOADS * ATTEMPTS + 1))
+@pytest.mark.parametrize("change", ["evict", "replace", "other"])
+@pytest.mark.parametrize("guard", ["checksum and version", "version alone"])
+def test_between_any_two_loads_the_writer_may_do_anything(
+    writer: IndexWriter, reader: IndexReader, monkeypatch: pytest.MonkeyPatch, guard: str, change: str, at: int
+) -> None:
+    if guard == "version alone":
+        monkeypatch.setattr(index_module, "_checksum", lambda *_: 0)
+        monkeypatch.setattr(index_module, "_checksums", lambda *_: np.uint64(0))
+    bucket_twin = KEY[:8] + bytes(7) + b"\1"  # the same first half: it will stand where KEY stood
+    writer.publish(KEY, 1)
+
+    def act() -> None:
+        if change == "replace":
+            writer.publish(KEY, 2)
+            return
+        writer.evict(KEY)
+        if change == "other":
+            writer.publish(bucket_twin, 3)
+
+    words = reader._words
+    interrupted: Any = Interrupted(words, at, act)  # type: ignore[arg-type]
+    reader._words = interrupted
+    try:
+        seen = look(reader, KEY)
+    finally:
+        reader._words = words
+    assert seen in ({1, 2} if change == "replace" else {1, None})
+    acted = interrupted.left < 0
+    if not acted:
+        assert seen == 1
+    assert look(reader, KEY) == ((2 if change == "replace" else None) if acted else 1)
+
+
+def test_an_entry_that_never_rests_is_a_miss(writer: IndexWriter, reader: IndexReader) -> None:
+    writer.publish(KEY, 1)
+    loads = 0
+
+    class Restless(Interrupted):
+        def take(self, *args: Any, **options: Any) -> Any:
+            nonlocal loads
+            loads += 1
+            writer.publish(KEY, loads)
+            return self.words.take(*args, **options)
+
+    words = reader._words
+    reader._words = Restless(words, 0, lambda: None)  # type: ignore[arg-type, assignment]
+    try:
+        assert look(reader, KEY) is None
+    finally:
+        reader._words = words
+    assert loads == LOADS * ATTEMPTS
+    assert look(reader, KEY) == loads
+
+
+@pytest.mark.parametrize("line", range(4))
+@pytest.mark.parametrize("bit", [0, 31, 32, 63])
+def test_a_flipped_bit_is_a_miss(writer: IndexWriter, reader: IndexReader, line: int, bit: int) -> None:
+    writer.publish(KEY, 5)
+    place = writer._places[KEY] + 8 * line
+    writer._words[place] ^= 1 << bit
+    assert look(reader, KEY) is None
+    writer._words[place] ^= 1 << bit
+    assert look(reader, KEY) == 5
+
+
+# --- lives ------------------------------------------------------------------------------------------------------------
+
+
+def test_another_epoch_is_all_misses(writer: IndexWriter, reader: IndexReader) -> None:
+    writer.publish(KEY, 1)
+    for epoch in (0, writer.epoch ^ 2):
+        with IndexReader(writer.fileno(), epoch=epoch) as other:
+            assert look(other, KEY) is None
+    assert look(reader, KEY) == 1
+    reader.expire()
+    assert look(reader, KEY) is None
+
+
+def test_a_closed_index_is_all_misses_and_refuses_to_be_written(writer: IndexWriter, reader: IndexReader) -> None:
+    writer.publish(KEY, 1)
+    writer.close()
+    writer.close()
+    assert look(reader, KEY) is None
+    for call in (lambda: writer.publish(KEY, 1), lambda: writer.evict(KEY), writer.fileno):
+        with pytest.raises(ClosedError):
+            call()
+    reader.close()
+    reader.close()
+    assert look(reader, KEY) is None
+
+
+def test_two_lives_never_have_one_epoch() -> None:
+    with IndexWriter(max_entries=1) as one, IndexWriter(max_entries=1) as two:
+        assert 0 < one.epoch != two.epoch > 0
+
+
+# --- hostile or foreign memory ----------------------------------------------------------------------------------------
+
+
+def test_nobody_else_can_write_or_resize(writer: IndexWriter) -> None:
+    fd = writer.fileno()
+    assert not os.get_inheritable(fd)
+    again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+    try:
+        for target in (fd, again):
+            with pytest.raises(PermissionError):
+                os.pwrite(target, b"x", 0)
+            with pytest.raises(PermissionError):
+                os.ftruncate(target, 0)
+            with pytest.raises(PermissionError):
+                mmap.mmap(target, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+            with pytest.raises(HandleError):
+                SharedMap(target, 4096)
+    finally:
+        os.close(again)
+    assert writer.publish(KEY, 1)
+
+
+def test_a_kernel_that_cannot_seal_against_writers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("devipc.memfd.F_SEAL_FUTURE_WRITE", 1 << 30)  # a seal that no kernel knows
+    with pytest.raises(CapabilityError) as caught:
+        IndexWriter(max_entries=1)
+    assert caught.value.code == "future_write"
+
+
+def test_memory_that_is_no_index_is_refused() -> None:
+    fd, mapping = create_published_memfd("test", 8 * (512 + 32))
+    header = mapping.view.cast("Q")
+    try:
+        for words in ([0, 0, 0, 0], [index_module._MAGIC, 2, 1, 1], [index_module._MAGIC, 1, 1, 2]):
+            for at, word in enumerate(words):
+                header[at] = word
+            with pytest.raises(HandleError) as caught:
+                IndexReader(fd, epoch=1)
+            assert caught.value.code == "index"
+        header[3] = 1
+        IndexReader(fd, epoch=1).close()
+    finally:
+        header.release()
+        mapping.close()
+        os.close(fd)
+
+
+def test_short_or_unsealed_memory_is_refused() -> None:
+    fd = create_memfd("test", 4096)
+    loose = os.memfd_create("test", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(loose, 1 << 20)
+        for bad, code in ((fd, "too_small"), (loose, "unsealed")):
+            with pytest.raises(HandleError) as caught:
+                IndexReader(bad, epoch=1)
+            assert caught.value.code == code
+    finally:
+        os.close(fd)
+        os.close(loose)
+
+
+def test_wrong_arguments_are_refused(writer: IndexWriter, reader: IndexReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    for call in (
+        lambda: writer.publish(b"short", 1),
+        lambda: writer.publish(KEY, -1),
+        lambda: writer.publish(KEY, 2**64),
+        lambda: IndexWriter(max_entries=0),
+        lambda: reader.find(np.zeros((1, 15), np.uint8)),
+        lambda: reader.find(np.zeros((1, 16), np.int8)),
+    ):
+        with pytest.raises(UsageError):
+            call()
+    monkeypatch.setattr("platform.machine", lambda: "other")
+    with pytest.raises(CapabilityError):
+        IndexWriter(max_entries=1)
+    with pytest.raises(CapabilityError):
+        IndexReader(writer.fileno(), epoch=1)
+
+
+def test_scalar_and_array_checksums_agree() -> None:
+    rows = np.random.default_rng(2).integers(0, 2**64, (200, 5), np.uint64)
+    rows[:, 3] &= np.uint64(0xFFFFFFFF)
+    for first, second, value, version, epoch in rows.tolist():
+        a, b, c, d = (np.array([word], np.uint64) for word in (first, second, value, version))
+        expected = index_module._checksums(a, b, c, d, np.uint64(epoch))
+        assert index_module._checksum(first, second, value, version, epoch) == int(expected[0])
+
+
+# --- two processes ----------------------------------------------------------------------------------------------------
+
+
+def test_no_torn_and_no_evicted_entry_with_the_writer_at_full_speed() -> None:
+    """The writer publishes, replaces and evicts as fast as it can; another process searches all the time."""
+    keys = [key.tobytes() for key in all_keys()]
+    low = related(all_keys()).tolist()
+    progress_fd = create_memfd("progress", 8 * (KEY_COUNT + 1))
+    progress = SharedMap(progress_fd, 8 * (KEY_COUNT + 1))
+    gone = progress.view.cast("Q")
+    room = KEY_COUNT // 4
+    with IndexWriter(max_entries=room) as writer:
+        command = [sys.executable, "-m", "tests.hicache.index_peer"]
+        command += [str(writer.fileno()), str(progress_fd), str(writer.epoch)]
+        root = Path(__file__).resolve().parents[2]
+        with subprocess.Popen(
+            command, pass_fds=(writer.fileno(), progress_fd), stdout=subprocess.PIPE, text=True, cwd=root
+        ) as peer:
+            try:
+                assert peer.stdout is not None
+                assert peer.stdout.readline() == "ready\n"
+                count, latest = 0, [0] * KEY_COUNT
+                end = time.monotonic() + 2.0
+                while time.monotonic() < end:
+                    for number in range(KEY_COUNT):
+                        old = (number - room) % KEY_COUNT
+                        if latest[old]:
+                            writer.evict(keys[old])
+                            gone[old], latest[old] = latest[old], 0
+                        count += 1
+                        latest[number] = count
+                        assert writer.publish(keys[number], count << 32 | low[number])
+                        if number % 3 == 0:
+                            count += 1
+                            latest[number] = count
+                            assert writer.publish(keys[number], count << 32 | low[number])
+                gone[STOP_AT] = 1
+                searches, hits, torn, evicted = map(int, peer.communicate(timeout=30)[0].split())
+            finally:
+                if peer.poll() is None:
+                    peer.kill()
+    gone.release()
+    progress.close()
+    os.close(progress_fd)
+    print(f"{count} publications, {searches} searches, {hits} hits")
+    assert peer.returncode == 0
+    assert (torn, evicted) == (0, 0)
+    assert count > 10_000
+    assert hits > 1_000
