@@ -165,7 +165,8 @@ def check_device(view: BufferView, device: DeviceInfo) -> None:
     wanted = DLPACK_DEVICES.get(device.dlpack_type, "")
     # The older interface is spoken by more than one vendor's libraries under the same name.
     vague = view.protocol.startswith("cuda_array_interface") and wanted != "cpu"
-    if wanted and view.device_type and not vague and view.device_type != wanted:
+    kind = view.device_type.removesuffix("_managed")  # the driver says better what is wrong with managed memory
+    if wanted and kind and not vague and kind != wanted:
         raise UsageError(
             f"the object is {view.device_type} memory, this device's is {wanted}",
             code="wrong_device",
