@@ -44,7 +44,7 @@ def create_fence(
     ring : int
         Events of an ``event`` fence: so many signals may be unseen by a consumer before ``signal`` blocks.
     page_fd : int, optional
-        A zero-filled sealed memory file of 4096 bytes to use, which passes to the fence.
+        A zero-filled sealed memory file of 4096 bytes to use instead of a new one; it stays the caller's.
 
     Raises
     ------

@@ -88,15 +88,13 @@ class FencePage:
     def create(cls, *, generation: int, fd: int | None = None) -> tuple[FencePage, int]:
         """Make a page; return it with its descriptor, which the caller owns.
 
-        ``fd`` adopts a zero-filled sealed memory file that was made elsewhere, instead of making one.
+        ``fd`` is a zero-filled sealed memory file that was made elsewhere and is used instead; it stays its owner's.
         """
-        made = fd is None
-        fd = create_memfd("devipc-fence", PAGE_FENCE_NBYTES) if fd is None else fd
+        fd = create_memfd("devipc-fence", PAGE_FENCE_NBYTES) if fd is None else os.dup(fd)
         try:
             page = cls(fd)
         except BaseException:
-            if made:
-                os.close(fd)
+            os.close(fd)
             raise
         page._words[_GENERATION] = generation
         page._halves[_VERSION_32] = _VERSION
@@ -207,7 +205,10 @@ class FencePage:
             return PoisonReason.PROTOCOL
 
     def poison(self, reason: PoisonReason) -> None:
-        """Store the status (the first cause stays), then the value, and wake everybody."""
+        """Store the status (the first cause stays), then the value, and wake everybody.
+
+        Of two processes that do this at the same instant either may be the first.
+        """
         if self._load(_STATUS) == 0:
             self._store(_STATUS, int(reason))
         self.poison_again()

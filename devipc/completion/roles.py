@@ -128,7 +128,7 @@ class _Side:
 class ProducerRole(_Side):
     """Signals numbers behind data.
 
-    ``page_fd``, where given, passes to the role; of ``data_fd`` it keeps a mapping.
+    Descriptors stay the caller's.
     """
 
     def __init__(

@@ -12,7 +12,9 @@ import pytest
 
 from devipc.completion import ConsumerFence, ProducerFence, create_fence
 from devipc.errors import ClosedError, CompletionTimeout, DeviceLostError, FencePoisoned
+from devipc.host.transfer import HostTransfer
 from devipc.interfaces.backend import Device
+from devipc.interfaces.transfer import HostRegistration
 from devipc.types import PoisonReason, Strategy
 from tests.completion.rig import ALL, hold, host_device, open_exported, pair, stream_of, transfer_of
 
@@ -131,6 +133,42 @@ def test_memory_is_kept_until_a_stuck_stream_lets_go(device: Device, strategy: S
     assert not unmapped(producer, 0.05)
     stream.resume()
     assert unmapped(producer, 5.0)
+
+
+def test_an_unregister_that_blocks_does_not_stop_the_poison(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some drivers unregister only when no wait is pending; the wait may need a poison that is stored again."""
+    go_on = threading.Event()
+    real = HostTransfer.unregister_host
+
+    def blocking(self: HostTransfer, registration: HostRegistration) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            go_on.wait(10.0)
+        real(self, registration)
+
+    monkeypatch.setattr(HostTransfer, "unregister_host", blocking)
+    first, second, waiting = stream_of(device), stream_of(device), stream_of(device)
+    stuck = create_fence(device, Strategy.STREAM_MEMOP)
+    hold(first)
+    stuck.signal(first, 1)
+    stuck.close(0.01)
+    first.resume()
+    with pair(device, Strategy.STREAM_MEMOP) as (producer, consumer):
+        consumer._in_producer = False
+        hold(second)
+        producer.signal(second, 1)
+        hold(waiting)
+        consumer.wait(waiting, 1)
+        time.sleep(0.02)
+        consumer.poison(PoisonReason.PEER_DIED)
+        producer._page.value = 0
+        waiting.resume()
+        started = time.monotonic()
+        transfer_of(device).synchronize_stream(waiting)
+        assert time.monotonic() - started < 1.0
+        second.resume()
+    assert not stuck._page.closed
+    go_on.set()
+    assert unmapped(stuck, 5.0)
 
 
 def test_a_consumer_that_closes_with_a_pending_wait_releases_it(device: Device) -> None:
