@@ -44,7 +44,9 @@ def device() -> Iterator[HostDevice]:
 def words(device: HostDevice) -> Iterator[Words]:
     made = Words(device)
     yield made
-    made.close()
+    if not device.closed:
+        device.lose("the test is over")  # ends waits that a failed test left, which would block the next line
+        made.close()
 
 
 @pytest.fixture

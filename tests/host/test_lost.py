@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from devipc.host.backend import HostBackend, HostDevice
+from devipc.host.transfer import HostStream
 from devipc.spi import (
     PAGE_NBYTES,
     ClosedError,
@@ -61,6 +62,30 @@ def test_an_exception_in_a_stream_loses_the_device(device: HostDevice, words: Wo
     events.destroy(event)
     transfer.destroy_stream(stream)
     transfer.destroy_stream(waiter)
+
+
+def test_work_that_was_given_up_never_counts_as_done(device: HostDevice, words: Words) -> None:
+    """Whoever waits for a stream when the device is lost is told so, however the last wait of the stream ended."""
+    outcomes: list[object] = []
+
+    def wait(stream: HostStream) -> None:
+        try:
+            device.transfer.synchronize_stream(stream)
+            outcomes.append(None)
+        except DeviceLostError:
+            outcomes.append(DeviceLostError)
+
+    threads = []
+    for _ in range(10):
+        stream = device.transfer.create_stream()
+        waits_of(device).wait(stream, words.at(0), 1)
+        threads.append(threading.Thread(target=wait, args=(stream,)))
+        threads[-1].start()
+    time.sleep(0.05)
+    device.lose()
+    for thread in threads:
+        thread.join(10)
+    assert outcomes == [DeviceLostError] * 10
 
 
 def test_lose_is_sticky_until_the_device_is_opened_again() -> None:
