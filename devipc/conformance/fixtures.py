@@ -90,7 +90,7 @@ def new_peer(request: pytest.FixtureRequest, suite: Suite, _accounts: None) -> I
     finally:
         failed = request.node.stash.get(FAILED, False)
         for peer, _ in taken:
-            if peer.usable and not failed:
+            if peer.usable and not failed and not peer.once:
                 suite.peers.give_back(peer)
             else:
                 suite.peers.discard(peer)

@@ -77,6 +77,7 @@ class Peer:
         self._pending = ""
         self.killed = False
         self.broken = False
+        self.once = False  # True: not to be used by another case
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the peer
         left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel_fd = left.fileno()

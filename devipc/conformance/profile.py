@@ -64,6 +64,8 @@ class BackendProfile:
     keeps_freed_memory : bool
         True when a mapping stays readable after its exporter freed the memory or died; False when use of it fails
         with a typed error.
+    recycled_kinds : frozenset of HandleKind
+        Kinds whose memory is handed out anew as soon as it is freed, so that nothing can be said of its content then.
     allocate_grown : callable, optional
         ``f(device, sizes) -> Allocation`` over several driver blocks. The device's own ``memory.allocate_grown``
         when None and there is one.
@@ -84,6 +86,7 @@ class BackendProfile:
     skips_allowed: bool = True
     expected_skips: frozenset[str] = frozenset()
     keeps_freed_memory: bool = True
+    recycled_kinds: frozenset[HandleKind] = frozenset((HandleKind.POOL,))
     allocate_grown: Callable[[Device, Sequence[int]], Allocation] | None = None
     exclusive_device: bool = False
     memory_slack_nbytes: int = 64 << 20

@@ -126,12 +126,17 @@ def _fds(ignored: frozenset[int]) -> frozenset[str]:
 
 
 def _threads() -> frozenset[str]:
-    found = set()
-    for task in Path("/proc/self/task").iterdir():
-        try:
-            found.add(f"{task.name} {(task / 'comm').read_text().strip()}")
-        except OSError:  # it ended meanwhile
-            continue
+    """Look until the list is as long as the kernel's count: a listing misses entries while another thread ends."""
+    for _ in range(20):
+        found = set()
+        for task in Path("/proc/self/task").iterdir():
+            try:
+                found.add(f"{task.name} {(task / 'comm').read_text().strip()}")
+            except OSError:  # it ended meanwhile
+                continue
+        if f"Threads:\t{len(found)}\n" in Path("/proc/self/status").read_text():
+            break
+        time.sleep(0.001)
     return frozenset(found)
 
 

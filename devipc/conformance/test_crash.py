@@ -14,9 +14,8 @@ from devipc.conformance.fencing import followed, followed_here, following
 from devipc.conformance.fixtures import NewPeer
 from devipc.conformance.profile import BackendProfile
 from devipc.conformance.rig import Rig
-from devipc.conformance.sharing import allocated, exported, mapped, shared_by_peer
+from devipc.conformance.sharing import allocated, exported, mapped, send, shared_by_peer
 from devipc.conformance.test_lifetime import opens_or_refuses
-from devipc.conformance.worker import extent_to_json
 from devipc.errors import FencePoisoned
 from devipc.types import HandleKind, PoisonReason, Strategy
 
@@ -68,7 +67,7 @@ def test_killed_before_open(new_peer: NewPeer, kind: HandleKind) -> None:
     victim, importer = new_peer(), new_peer()
     with shared_by_peer(victim, MIB, kind, seed=59) as extent:
         victim.kill()
-        opens_or_refuses(importer, extent_arguments={"extent": extent_to_json(extent), "fds": extent.fds}, seed=59)
+        opens_or_refuses(importer, send(extent), seed=59)
 
 
 @case(
@@ -81,7 +80,7 @@ def test_exporter_stopped(new_peer: NewPeer, kind: HandleKind) -> None:
     with shared_by_peer(sleeper, MIB, kind, seed=60) as extent:
         sleeper.stop()
         try:
-            opens_or_refuses(importer, extent_arguments={"extent": extent_to_json(extent), "fds": extent.fds}, seed=60)
+            opens_or_refuses(importer, send(extent), seed=60)
         finally:
             sleeper.resume()
 

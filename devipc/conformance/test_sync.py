@@ -11,10 +11,11 @@ import pytest
 
 from devipc.completion import create_fence, decode_fence_handle, encode_fence_handle, open_fence
 from devipc.conformance.catalogue import case
-from devipc.conformance.fencing import fence, followed, following
+from devipc.conformance.fencing import fence, followed, followed_here, following
+from devipc.conformance.fixtures import NewPeer
 from devipc.conformance.peers import Peer
 from devipc.conformance.rig import Latch, Rig, content
-from devipc.conformance.roles_sync import close_fence, collect, copy_after, query, signal_imported, synchronize
+from devipc.conformance.roles_sync import close_fence, collect, copy_after, query, signal, signal_imported, synchronize
 from devipc.conformance.sharing import shared
 from devipc.errors import CapabilityError, CompletionTimeout, DevIPCError, FencePoisoned, UsageError
 from devipc.interfaces.backend import Device
@@ -141,16 +142,18 @@ def test_same_process(rig: Rig, strategy: Strategy) -> None:
     "When the producer closes, what was reached stays reached and everything else fails as closed.",
     clause="completion/fence.py: Fence.close",
 )
-def test_producer_closes_first(rig: Rig, peer: Peer, strategy: Strategy) -> None:
-    producer = create_fence(rig.device, strategy)
-    follower = following(peer, producer)
-    producer.signal(rig.stream, 3)
-    follower.synchronize(3, rig.deadline_s)
-    producer.close(0.5)
-    assert follower.query(3)
-    refusal = peer.refusal(query, key=follower.key, value=4)
-    assert "FencePoisoned" in refusal.types
-    assert refusal.code == "closed"
+def test_producer_closes_first(rig: Rig, new_peer: NewPeer, strategy: Strategy) -> None:
+    maker = new_peer()
+    with followed_here(rig, maker, strategy) as (key, consumer):
+        maker.call(signal, key=key, value=3)
+        consumer.synchronize(3, rig.deadline_s)
+        maker.call(close_fence, key=key)
+        assert consumer.query(3)
+        assert consumer.value == 3
+        with pytest.raises(FencePoisoned) as failed:
+            consumer.query(4)
+        assert failed.value.code == "closed"
+    maker.kill()  # a maker that closes first may keep what its consumers have open, for as long as it lives
 
 
 @case("SYNC-076", "A consumer that opens after the signal sees what was reached.", clause=FENCE)
