@@ -6,10 +6,11 @@ Only names are defined here; everything heavier is imported when it is first use
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from devipc._version import __version__
 
+# Checkers take the name for typing's own; importing typing would be most of what `import devipc` costs.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from devipc import errors
     from devipc.registry import backend_names, load_backend
@@ -25,7 +26,7 @@ _LAZY = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "errors":
         return import_module("devipc.errors")
     module = _LAZY.get(name)

@@ -9,6 +9,7 @@ their enumeration lacks, and a ``RuntimeError`` for a library or function that i
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import os
 import re
@@ -249,12 +250,25 @@ def pointer_attribute(name: str, ptr: int) -> int | None:
     attribute = getattr(_bindings().CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{name}", None)
     if attribute is None:
         return None
-    status, value = attempt("cuPointerGetAttribute", attribute, ptr)
+    # By ctypes: the binding of 13.3 knows some of these attributes by name and refuses to read them (TypeError).
+    # None of those asked for here is longer than 8 bytes.
+    function = _pointer_get_attribute()
+    value = ctypes.c_uint64(0)
+    report("cuPointerGetAttribute")
+    status = function(ctypes.byref(value), int(attribute), ptr)
     if status in _NO_ANSWER:
         return None
     if status:
         raise error_for("cuPointerGetAttribute", status, name_of(status))
-    return int(value)
+    return value.value
+
+
+@functools.cache
+def _pointer_get_attribute() -> Callable[..., int]:
+    found = call("cuGetProcAddress", b"cuPointerGetAttribute", 4000, 0)
+    if not found[0]:
+        raise _missing("cuPointerGetAttribute", "the driver does not have it")
+    return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64)(found[0])
 
 
 _NO_ANSWER = {1, 101, 201, 500, 801}
