@@ -17,7 +17,7 @@ __all__ = ["AUTOMATIC", "is_offered", "offers", "words_are_proven"]
 
 AUTOMATIC = (Strategy.STREAM_MEMOP, Strategy.HOST_FLAG, Strategy.POLLING)
 """What is tried when nobody asks for a strategy, best first. ``event`` is used on request only."""
-_PROVEN_MACHINES = ("x86_64", "AMD64")
+_PROVEN_MACHINE = "x86_64"
 _NOT_TRIED = "offered, and not tried yet"
 
 
@@ -26,7 +26,7 @@ def words_are_proven(strategy: Strategy, *, machine: str | None = None) -> bool:
 
     ``polling`` needs less than the others: its word is stored by host code, followed by a system call.
     """
-    return strategy is Strategy.POLLING or (machine or platform.machine()) in _PROVEN_MACHINES
+    return strategy is Strategy.POLLING or (machine or platform.machine()) == _PROVEN_MACHINE
 
 
 def is_offered(capability: Capability) -> bool:
