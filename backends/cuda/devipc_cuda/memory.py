@@ -72,7 +72,7 @@ class CudaMemory:
         self._legacy_exports = LegacyExports()
         self._legacy_mappings = LegacyMappings()
         self._pools = PoolExports(context.ordinal)
-        self._pool_imports = PoolImports(context.ordinal)
+        self._pool_imports = PoolImports(context)
         self._no_vmm: CapabilityError | None = None
 
     def kinds(self) -> Mapping[HandleKind, Capability]:

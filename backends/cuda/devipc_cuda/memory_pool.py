@@ -23,6 +23,7 @@ from devipc.spi import (
     round_up,
 )
 from devipc_cuda import driver, payload
+from devipc_cuda.context import Context
 from devipc_cuda.descriptors import explain_missing
 from devipc_cuda.memory_legacy import BLOCK_NBYTES
 
@@ -57,8 +58,7 @@ class PoolExports:
 
     def free(self, ptr: int, stream: Any) -> None:
         """Give memory of the own pool back."""
-        driver.call("cuMemFreeAsync", ptr, stream)
-        driver.call("cuStreamSynchronize", stream)
+        _free_in_order(ptr, stream)
 
     def export(self, ptr: int, nbytes: int, *, info: AllocationInfo) -> ExportedExtent:
         """Export ``[ptr, ptr + nbytes)`` of any pool that was created exportable."""
@@ -115,14 +115,20 @@ class _Pointer:
     users: int = 1
 
 
+def _free_in_order(ptr: int, stream: Any) -> None:
+    """Free on a stream of our own and wait: ``cuMemFree`` would block while any stream waits for a word."""
+    driver.call("cuMemFreeAsync", ptr, stream)
+    driver.call("cuStreamSynchronize", stream)
+
+
 class PoolImports:
     """Pools and pointers imported from peers.
 
     One lock covers the driver calls too: import and free of one pointer must not overlap.
     """
 
-    def __init__(self, ordinal: int) -> None:
-        self._ordinal = ordinal
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._lock = threading.Lock()
         self._pools: dict[bytes, _Pool] = {}
 
@@ -161,7 +167,7 @@ class PoolImports:
             raise explain_missing(error) from error
         try:
             # Access does not travel with the pool.
-            driver.call("cuMemPoolSetAccess", handle, [driver.access_desc(self._ordinal)], 1)
+            driver.call("cuMemPoolSetAccess", handle, [driver.access_desc(self._context.ordinal)], 1)
         except BaseException:
             driver.attempt("cuMemPoolDestroy", handle)
             raise
@@ -182,7 +188,7 @@ class PoolImports:
         pointer.users -= 1
         if pointer.users == 0:
             del pointer.pool.pointers[pointer.serial]
-            driver.call("cuMemFree", pointer.ptr)
+            _free_in_order(pointer.ptr, self._context.internal_stream())
 
     def _drop_unused(self, pool: _Pool) -> None:
         if not pool.pointers and self._pools.pop(pool.identity, None) is not None:

@@ -36,7 +36,7 @@ class _Block:
         self._pool = pool
         self._allocation = allocation
         # torch takes the object's interface as of now and holds the object until the storage dies.
-        self.__cuda_array_interface__ = {
+        self.__cuda_array_interface__: dict[str, Any] = {
             "shape": (nbytes,),
             "typestr": "|u1",
             "data": (allocation.ptr, False),

@@ -126,6 +126,8 @@ class CudaTransfer:
 
     def copy(self, stream: Stream, dst: int, src: int, nbytes: int) -> None:
         """Enqueue one copy; zero bytes do nothing."""
+        if nbytes < 0:
+            raise UsageError(f"copy of {nbytes} bytes", remedy="lengths are not negative", backend="cuda")
         if nbytes:
             with self._context:
                 self._submit(streams.native(stream), [(dst, src, nbytes, nbytes, nbytes, 1)])
@@ -217,7 +219,7 @@ class CudaTransfer:
     # --- host memory ---
 
     def register_host(self, address: int, nbytes: int) -> HostRegistration:
-        """Pin and map page-aligned host memory, in steps; blocks for about a second for each few GiB."""
+        """Pin and map page-aligned host memory, in steps; blocks in proportion to ``nbytes``."""
         with self._context:
             return self._host.register(address, nbytes)
 

@@ -33,6 +33,8 @@ def test_plain_copies(device: Any, sim: Any) -> None:
         assert host.read(block.ptr + 10_000, 5000) == data
         calls = sim.calls("cuMemcpy*")
         host.transfer.copy(host.stream, block.ptr, block.ptr, 0)
+        with pytest.raises(UsageError):
+            host.transfer.copy(host.stream, block.ptr, block.ptr, -1)
         assert sim.calls("cuMemcpy*") == calls
     device.memory.free(block)
 
@@ -144,7 +146,7 @@ def test_without_the_batch_call_it_is_a_loop(device: Any, sim: Any) -> None:
     batch(device, sim)
 
 
-@simulated(fault="cuMemcpyBatchAsync_v2@*=801")
+@simulated(fault="cuMemcpyBatchAsync*@*=801")
 def test_a_refused_batch_is_a_loop_and_remembered(device: Any, sim: Any) -> None:
     batch(device, sim)
     batch(device, sim)

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Runs the checks that need a real device, from any folder, and leaves JSON in $OUT (or ./out). Installs nothing.
+# Runs the checks that need a real device, from any folder, and leaves JSON in $OUT (or build/h200). Installs nothing.
 set -eu
 root=$(cd "$(dirname "$0")/../../../.." && pwd)
-out=${OUT:-$root/out}
+out=${OUT:-$root/build/h200}
 mkdir -p "$out"
 # Entry points without an installation: metadata alone, in a folder of its own.
 site=$(mktemp -d)
