@@ -18,13 +18,14 @@ from devipc.datagram import (
     Credentials,
     Deadline,
     close_all,
+    is_readable,
     no_descriptors,
     peer_credentials,
     receive_datagram,
     send_datagram,
     wait_for,
 )
-from devipc.errors import ClosedError, CompletionTimeout, ForkError, PeerGone, PeerRefused, UsageError
+from devipc.errors import ClosedError, ForkError, PeerGone, PeerRefused, UsageError
 from devipc.identity import close_in_child
 from devipc.message import ABANDON_FRAME, Assembler, LostMessage, Message, split
 from devipc.wire import MAX_MESSAGE_FDS, MAX_MESSAGE_NBYTES
@@ -61,6 +62,7 @@ class Channel:
         self._closed = False
         self._assembler = Assembler()
         self._broke_off = False
+        self._waits = False
         try:
             if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_SEQPACKET:
                 raise UsageError("a channel needs an AF_UNIX SOCK_SEQPACKET socket")
@@ -180,7 +182,9 @@ class Channel:
         try:
             with self._in_use():
                 while True:
-                    message = self._assembler.feed(receive_datagram(self._sock, deadline))
+                    self._wait(deadline)
+                    datagram = receive_datagram(self._sock)
+                    message = None if datagram is None else self._assembler.feed(datagram)
                     if message is not None:
                         return message
         except PeerGone:
@@ -211,14 +215,20 @@ class Channel:
             if last:
                 self._release()
 
-    def readable(self) -> bool:
-        """Return whether a message or a hang-up waits to be received. Never blocks."""
+    def _wait(self, deadline: Deadline) -> None:
+        self._waits = True
         try:
-            with self._in_use():
-                wait_for(self._sock, select.POLLIN, Deadline(0), "")
-                return True
-        except (CompletionTimeout, ClosedError):
-            return False
+            wait_for(self._sock, select.POLLIN, deadline, "no message came")
+        finally:
+            self._waits = False
+
+    def is_quiet(self) -> bool:
+        """Return whether the receiver waits and nothing has come: nothing is on its way through this process.
+
+        Never blocks, nor lets go of the interpreter lock, so that the two looks are one.
+        """
+        with self._in_use():
+            return self._waits and not is_readable(self._sock)
 
     def close(self) -> None:
         """Hang up. Threads that wait in :meth:`send` or :meth:`receive` end; never blocks; again does nothing."""

@@ -7,6 +7,7 @@ or closed. It knows no header: what the bytes mean is the channel's business.
 from __future__ import annotations
 
 import array
+import ctypes
 import errno
 import os
 import select
@@ -26,6 +27,7 @@ __all__ = [
     "Datagram",
     "Deadline",
     "close_all",
+    "is_readable",
     "no_descriptors",
     "peer_credentials",
     "receive_datagram",
@@ -42,6 +44,11 @@ _CREDENTIALS = struct.Struct("=iII")
 # Room for all the kernel can deliver, credentials included, so that a truncation can only mean a full table.
 _CONTROL_NBYTES = socket.CMSG_SPACE(_KERNEL_MAX_FDS * _FD_NBYTES) + socket.CMSG_SPACE(_CREDENTIALS.size) + 256
 _MAX_POLL_MS = 2**31 - 1
+_libc = ctypes.PyDLL(None)
+
+
+class _PollEntry(ctypes.Structure):
+    _fields_ = (("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short))
 
 
 class Deadline:
@@ -186,32 +193,26 @@ def _send_error(error: OSError, fd_count: int) -> DevIPCError:
     )
 
 
-def receive_datagram(sock: socket.socket, deadline: Deadline) -> Datagram:
-    """Wait for one datagram and return it with all its descriptors, which become the caller's.
+def receive_datagram(sock: socket.socket) -> Datagram | None:
+    """Return the datagram that has come, with all its descriptors, which become the caller's; None if there is none.
 
-    Control messages are taken in any order and of any kind; those that carry no descriptor are ignored. Blocks until
-    the deadline.
-
-    Raises
-    ------
-    CompletionTimeout
-        When nothing came before the deadline.
+    Control messages are taken in any order and of any kind; those that carry no descriptor are ignored. Never blocks.
     """
-    flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-    while True:
-        wait_for(sock, select.POLLIN, deadline, "no message came")
-        report("channel_recv")
-        try:
-            data, control, result, _ = sock.recvmsg(MAX_FRAME_NBYTES, _CONTROL_NBYTES, flags)
-        except (BlockingIOError, ConnectionResetError):
-            # A reset is told once, before what the peer sent in time; its last words are still in the queue.
-            continue
-        return Datagram(
-            data,
-            _descriptors(control),
-            bool(result & socket.MSG_TRUNC),
-            bool(result & socket.MSG_CTRUNC),
+    report("channel_recv")
+    try:
+        data, control, flags, _ = sock.recvmsg(
+            MAX_FRAME_NBYTES, _CONTROL_NBYTES, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
         )
+    except (BlockingIOError, ConnectionResetError):
+        # A reset is told once, before what the peer sent in time; its last words are still in the queue.
+        return None
+    return Datagram(data, _descriptors(control), bool(flags & socket.MSG_TRUNC), bool(flags & socket.MSG_CTRUNC))
+
+
+def is_readable(sock: socket.socket) -> bool:
+    """Return whether a datagram or a hang-up waits. Never blocks, nor lets go of the interpreter lock."""
+    entry = _PollEntry(sock.fileno(), select.POLLIN, 0)
+    return bool(_libc.poll(ctypes.byref(entry), ctypes.c_ulong(1), ctypes.c_int(0)))
 
 
 def _descriptors(control: Iterable[tuple[int, int, bytes]]) -> list[int]:

@@ -50,7 +50,6 @@ _REPLY_S = 5.0
 _FAREWELL_S = 0.1
 _JOIN_S = 2.0
 _LAST_WORDS_S = 0.03
-_IN_HAND_S = 0.005
 
 
 class Link:
@@ -318,8 +317,15 @@ class Link:
 
     def _on_dying(self) -> None:
         # A peer that said goodbye may be over before its last message is read: leave the reading thread time for it.
-        self._changed.wait(_LAST_WORDS_S if self._channel.readable() else _IN_HAND_S)
+        if not self._is_quiet():
+            self._changed.wait(_LAST_WORDS_S)
         self._dying(PeerGone(f"peer {self._peer.pid} is dying or dead", remedy="connect again"))
+
+    def _is_quiet(self) -> bool:
+        try:
+            return self._channel.is_quiet()
+        except ClosedError:
+            return True
 
     def _dying(self, error: DevIPCError) -> None:
         if self._move(PeerState.DYING, error):

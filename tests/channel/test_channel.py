@@ -235,7 +235,26 @@ def test_a_closed_channel_and_a_second_receiver_are_refused(pair: Pair) -> None:
     for use in (lambda: pair[0].receive(0), lambda: pair[0].send(70, timeout_s=0), pair[0].detach):
         with pytest.raises(UsageError):
             use()
-    assert not pair[0].readable()
+
+
+def test_a_channel_is_quiet_only_while_its_receiver_waits_for_nothing(pair: Pair) -> None:
+    assert not pair[0].is_quiet()  # nobody is receiving
+    taken: list[Message] = []
+    for _ in range(200):
+        receiver = threading.Thread(target=lambda: taken.append(pair[0].receive(5)))
+        receiver.start()
+        while not pair[0].is_quiet():
+            time.sleep(0)
+        count = len(taken)
+        pair[1].send(70, timeout_s=1)
+        # From here on the message is in the socket, in the receiver's hand, or delivered: never is all quiet.
+        while len(taken) == count:
+            assert not pair[0].is_quiet()
+            time.sleep(0)
+        receiver.join()
+    pair[0].close()
+    with pytest.raises(ClosedError):
+        pair[0].is_quiet()
 
 
 def test_only_seqpacket_sockets_become_channels() -> None:

@@ -37,7 +37,7 @@ def test_a_child_that_lives_on_does_not_hide_its_parents_death(folder: str, spaw
     try:
         parent.kill()
         assert eventually(lambda: told == [PeerState.DYING, PeerState.GONE])
-        assert eventually(lambda: link._channel.readable())  # the socket hung up as well
+        assert eventually(lambda: not link._channel.is_quiet())  # the socket hung up as well
         with Listener(own):  # its lock did not live on in the child
             pass
         os.kill(grandchild, 0)
