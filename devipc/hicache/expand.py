@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from devipc.hicache.strips import CostModel, Limits, StripTable
+from devipc.hicache.strips import Choice, CostModel, Limits, Strips, StripTable
 
 __all__ = ["Assembly", "CopyList", "PageRuns"]
 
@@ -101,7 +101,7 @@ class PageRuns:
         joined = (self.page[1:] == self.page[:-1] + _ONE) & (self.base[1:] == self.base[:-1] + base_step)
         if self.index is not None:
             joined &= self.index[1:] == self.index[:-1] + index_step
-        if not bool(joined.any()):
+        if not np.count_nonzero(joined):
             return [self]
         starts = np.concatenate((np.zeros(1, np.int64), np.flatnonzero(~joined) + 1))
         length = np.diff(starts, append=len(self.page)).astype(np.uint64)
@@ -155,30 +155,30 @@ class Assembly:
         self._strided: list[U64] = []
         self._batches: list[tuple[U64, U64, U64]] = []
 
-    def add(self, runs: PageRuns, strips: StripTable) -> None:
+    def add(self, runs: PageRuns, strips: Strips) -> None:
         """Add the copies of ``runs`` over ``strips``, each strip in its cheapest form."""
         if runs.span is not None:
-            widest = int(runs.span.max()) * strips.plane_step + strips.row_step
+            widest = int(runs.span.max()) * strips.table.plane_step + strips.table.row_step
             if int(widest.max()) > self._limits.max_pitch_nbytes:
-                strips = strips.split()
+                strips = Strips.of(strips.table.split())
         if runs.length is None:
-            self._one_by_one(runs, strips)
+            self._add_choice(runs, strips.pages)
             return
-        joins = strips.joins_width
-        if bool(joins.any()):
-            wide = strips.where(joins)
-            most = self._limits.max_width_nbytes // int(wide.width.max())
-            self._one_by_one(runs.cut(max(most, 1)), wide)
-        if not bool(joins.all()):
-            self._rows(runs, strips.where(~joins))
+        for wide in strips.wide:
+            if wide is not None:
+                most = self._limits.max_width_nbytes // int(wide.width.max())
+                self._add_choice(runs.cut(max(most, 1)), strips.wide)
+                break
+        if strips.rest is not None:
+            self._rows(runs, strips.rest)
 
-    def _one_by_one(self, runs: PageRuns, strips: StripTable) -> None:
-        """One copy a run and strip, or one entry a run and cell; runs widen their rows."""
-        chosen = strips.strided
-        if bool(chosen.any()):
-            self._add_strided(runs, strips.where(chosen), tall=False)
-        if not bool(chosen.all()):
-            self._add_batch(runs, strips.where(~chosen).split())
+    def _add_choice(self, runs: PageRuns, choice: Choice) -> None:
+        """One copy a run and strip, one entry a run and cell; runs widen the rows."""
+        strided, cells = choice
+        if strided is not None:
+            self._add_strided(runs, strided, tall=False)
+        if cells is not None:
+            self._add_batch(runs, cells)
 
     def _rows(self, runs: PageRuns, strips: StripTable) -> None:
         """Runs whose pages are rows of their own: as taller strips, across pages, page by page, or as a batch."""
@@ -195,18 +195,19 @@ class Assembly:
                 np.where(fits & strips.joins_height, run_total * cost.call_s + rows, np.inf),
                 np.where(spans, run_total * count * cost.call_s + rows, np.inf),
                 np.where(fits, page_total * cost.call_s + rows, np.inf),
-                page_total * count * cost.entry_s,
+                page_total * count * min(cost.entry_s, cost.call_s + cost.row_s),
             )
         ).argmin(axis=0)
         tallest = int(strips.count.max())
-        if bool((forms == 0).any()):
-            self._add_strided(runs.cut(max(self._limits.max_height // tallest, 1)), strips.where(forms == 0), tall=True)
-        if bool((forms == 1).any()):
-            self._add_across(runs.cut(self._limits.max_height), strips.where(forms == 1).split())
-        if bool((forms == 2).any()):
-            self._add_strided(runs.pages(), strips.where(forms == 2), tall=False)
-        if bool((forms == 3).any()):
-            self._add_batch(runs.pages(), strips.where(forms == 3).split())
+        chosen = [strips.where(forms == form) for form in range(4)]
+        if chosen[0] is not None:
+            self._add_strided(runs.cut(max(self._limits.max_height // tallest, 1)), chosen[0], tall=True)
+        if chosen[1] is not None:
+            self._add_across(runs.cut(self._limits.max_height), chosen[1].split())
+        if chosen[2] is not None:
+            self._add_strided(runs.pages(), chosen[2], tall=False)
+        if chosen[3] is not None:
+            self._add_batch(runs.pages(), chosen[3].split())
 
     def _places(self, runs: PageRuns, strips: StripTable) -> tuple[U64, U64]:
         """Return device and host addresses, ``(runs, strips)``."""
@@ -219,16 +220,16 @@ class Assembly:
         return device, host
 
     def _add_strided(self, runs: PageRuns, strips: StripTable, *, tall: bool) -> None:
-        host_pitch: U64 = strips.plane_step + strips.row_step
-        if runs.span is not None:
-            host_pitch = runs.span[:, None] * strips.plane_step + strips.row_step
-        width, height = strips.width, strips.count
-        if runs.length is not None:
-            width, height = (width, runs.length[:, None] * height) if tall else (runs.length[:, None] * width, height)
-        single = strips.count == _ONE
-        self._emit(
-            runs, strips, width, height, np.where(single, width, strips.step), np.where(single, width, host_pitch)
-        )
+        width, height, device_pitch = strips.width, strips.count, strips.step
+        host_pitch = strips.plane_step if runs.span is None else runs.span[:, None] * strips.plane_step
+        host_pitch = host_pitch + strips.row_step
+        if runs.length is not None and tall:
+            height = runs.length[:, None] * height
+        elif runs.length is not None:
+            width = runs.length[:, None] * width
+            # Only where there is one row, whose pitch means nothing, can a run be wider than the pitch.
+            device_pitch, host_pitch = np.maximum(device_pitch, width), np.maximum(host_pitch, width)
+        self._emit(runs, strips, width, height, device_pitch, host_pitch)
 
     def _add_across(self, runs: PageRuns, cells: StripTable) -> None:
         assert runs.length is not None

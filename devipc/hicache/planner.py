@@ -16,7 +16,7 @@ import numpy.typing as npt
 from devipc.errors import BoundsError, UsageError
 from devipc.hicache.expand import Assembly, CopyList, PageRuns
 from devipc.hicache.layout import PoolLayout
-from devipc.hicache.strips import Cell, CostModel, Limits, StripTable, cells_of, compile_strips
+from devipc.hicache.strips import Cell, CostModel, Limits, Strips, cells_of, compile_strips
 
 __all__ = ["LAYER_GROUPS", "CopyPlan", "Direction", "HostPages", "Planner", "layer_groups", "page_runs"]
 
@@ -89,14 +89,19 @@ class CopyPlan:
         A fence may be signalled behind each.
     page_count, nbytes : int
         What is moved.
-    estimate_s : float
-        Sum of the cost model over all copies.
+    cost : CostModel
+        What the forms were chosen by.
     """
 
     groups: tuple[CopyList, ...]
     page_count: int
     nbytes: int
-    estimate_s: float
+    cost: CostModel
+
+    @property
+    def estimate_s(self) -> float:
+        """What all copies cost by the model, in seconds."""
+        return self.nbytes * self.cost.byte_s + sum(copies.overhead_s(self.cost) for copies in self.groups)
 
 
 def layer_groups(layers: Sequence[int], sizes: Sequence[int] = LAYER_GROUPS) -> tuple[tuple[int, ...], ...]:
@@ -123,22 +128,19 @@ def page_runs(pages: AnyIntegers) -> tuple[npt.NDArray[np.int64], npt.NDArray[np
 
 
 def _unsigned(what: str, values: AnyIntegers) -> U64:
-    """Return ``values`` as contiguous uint64 of one dimension; a negative number or another type is refused."""
-    if values.dtype == np.uint64 and values.ndim == 1:
-        return np.ascontiguousarray(values)
+    """Return ``values`` as contiguous uint64 of one dimension; negative numbers become ones beyond every bound."""
     if values.ndim != 1 or values.dtype.kind not in "iu":
         raise UsageError(
             f"{what} are {values.dtype} of shape {values.shape}", code="shape", remedy="pass integers (n,)"
         )
-    if values.dtype.kind == "i" and len(values) and int(values.min()) < 0:
-        raise BoundsError(f"{what} contain {int(values.min())}", code="negative", remedy="pass numbers from 0 on")
-    return values.astype(np.uint64)
+    wide = np.ascontiguousarray(values, np.uint64 if values.dtype.kind == "u" else np.int64)
+    return wide.view(np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
 class _Tables:
-    blocks: StripTable
-    extents: StripTable
+    blocks: Strips
+    extents: Strips
 
 
 class Planner:
@@ -234,7 +236,7 @@ class Planner:
         if len(ids) != len(host.base):
             raise UsageError(f"{len(ids)} pages and {len(host.base)} host places", code="shape", remedy="pass pairs")
         if not len(ids):
-            return CopyPlan(tuple(CopyList.empty() for _ in (self.groups if by_layer_group else (0,))), 0, 0, 0.0)
+            return CopyPlan(tuple(CopyList.empty() for _ in (self.groups if by_layer_group else (0,))), 0, 0, self.cost)
         self._check_pages(direction, ids)
         self._check_host(direction, host)
         classes = PageRuns.classify(ids, host.base, host.span, host.index, self.block_nbytes)
@@ -244,9 +246,7 @@ class Planner:
             for runs in classes:
                 assembly.add(runs, tables.blocks if runs.span is None else tables.extents)
             lists.append(assembly.done())
-        nbytes = len(ids) * self.page_nbytes
-        estimate_s = nbytes * self.cost.byte_s + sum(copies.overhead_s(self.cost) for copies in lists)
-        return CopyPlan(tuple(lists), len(ids), nbytes, estimate_s)
+        return CopyPlan(tuple(lists), len(ids), len(ids) * self.page_nbytes, self.cost)
 
     def _check_pages(self, direction: Direction, ids: U64) -> None:
         ordered = np.sort(ids)
@@ -257,38 +257,47 @@ class Planner:
                 code="page",
                 remedy="pass page ids, not token slots; reserved pages are never moved",
             )
-        if direction is Direction.RESTORE and bool((ordered[1:] == ordered[:-1]).any()):
+        if direction is Direction.RESTORE and np.count_nonzero(ordered[1:] == ordered[:-1]):
             raise BoundsError(
                 "a page is the destination of two restores", code="duplicate", remedy="pass every destination once"
             )
 
     def _check_host(self, direction: Direction, host: HostPages) -> None:
-        address, nbytes = self._arena
-        base, page = host.base, np.uint64(self.page_nbytes)
         if host.span is None or host.index is None:
-            slots = np.sort(base)
-            bases, ends = slots, slots + page
-            low, high, bad = int(slots[0]), int(slots[-1]) + self.page_nbytes, False
+            places = np.sort(host.base)
+            low, high = int(places[0]), int(places[-1])
+            # Equal places may be read twice; in a backup they overlap like any others.
+            overlap = places[1:] - places[:-1] < np.uint64(self.page_nbytes)
+            if direction is Direction.RESTORE:
+                overlap &= places[1:] != places[:-1]
+            self._check_arena(low, high + self.page_nbytes)
         else:
-            longest = nbytes // self.page_nbytes
-            bad = not longest or int(host.span.max()) > longest or bool((host.index >= host.span).any())
-            low, high = int(base.min()), int(base.max())
-            if not bad and address <= low and high <= address + nbytes:
-                high = int((base + host.span * page).max())
-                # A page's own number inside its extent: distinct for distinct pages of extents that do not overlap.
-                order = np.argsort(base + host.index, kind="stable")
-                bases, slots = base[order], (base + host.index)[order]
-                ends = bases + host.span[order] * page
-        if bad or low < address or high > address + nbytes:
+            overlap = self._extents_overlap(direction, host.base, host.span, host.index)
+        if np.count_nonzero(overlap):
+            raise BoundsError(
+                "host places overlap", code="overlap", remedy="give every page of an operation a place of its own"
+            )
+
+    def _extents_overlap(self, direction: Direction, base: U64, span: U64, index: U64) -> npt.NDArray[np.bool_]:
+        low, page = int(base.min()), np.uint64(self.page_nbytes)
+        if int(span.max()) > self._arena[1] // self.page_nbytes or np.count_nonzero(index >= span):
+            self._check_arena(low, 2**64)
+        self._check_arena(low, int(base.max()))  # first alone: only then can the ends not overflow
+        self._check_arena(low, int((base + span * page).max()))
+        # Base plus index is distinct for distinct pages of extents that do not overlap, and lies inside the extent.
+        order = np.argsort(base + index, kind="stable")
+        bases, spans, places = base[order], span[order], (base + index)[order]
+        same = (bases[1:] == bases[:-1]) & (spans[1:] == spans[:-1])
+        overlap: npt.NDArray[np.bool_] = ~same & (bases[1:] < bases[:-1] + spans[:-1] * page)
+        if direction is Direction.BACKUP:
+            overlap |= places[1:] == places[:-1]
+        return overlap
+
+    def _check_arena(self, low: int, end: int) -> None:
+        address, nbytes = self._arena
+        if low < address or end > address + nbytes:
             raise BoundsError(
                 f"host places from {low:#x} on leave the {nbytes} bytes of host memory",
                 code="host_bounds",
                 remedy="pass addresses inside the arena, and indices below the extent's length",
-            )
-        same = (bases[1:] == bases[:-1]) & (ends[1:] == ends[:-1])
-        twice = slots[1:] == slots[:-1]
-        wrong = (~same & (bases[1:] < ends[:-1])) | (same & twice if direction is Direction.BACKUP else False)
-        if bool(wrong.any()):
-            raise BoundsError(
-                "host places overlap", code="overlap", remedy="give every page of an operation a place of its own"
             )

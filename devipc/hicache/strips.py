@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from devipc.hicache.layout import PoolLayout
 
-__all__ = ["Cell", "CostModel", "Limits", "StripTable", "cells_of", "compile_strips"]
+__all__ = ["Cell", "CostModel", "Limits", "StripTable", "Strips", "cells_of", "compile_strips"]
 
 U64 = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
@@ -113,8 +113,8 @@ class StripTable:
     """Strips as columns of shape ``(strips,)``, uint64 unless said; the names are those of :class:`Cell`.
 
     ``count`` cells are joined, ``step`` bytes apart on the device and ``extent * plane_step + row_step`` in host
-    memory (0 for single cells). ``joins_width``: neighbouring pages continue each row; ``joins_height``: they continue
-    the strip; ``strided``: one strided copy is cheaper than ``count`` entries of a batch.
+    memory (both the width for single cells). ``joins_width``: neighbouring pages continue each row; ``joins_height``:
+    they continue the strip; ``strided``: one strided copy is cheaper than ``count`` entries of a batch.
     """
 
     address: U64
@@ -134,30 +134,74 @@ class StripTable:
     def __len__(self) -> int:
         return len(self.address)
 
-    def where(self, mask: Mask) -> StripTable:
-        """Return the strips that ``mask`` keeps."""
-        return self if bool(mask.all()) else StripTable(*(getattr(self, name)[mask] for name in self.__slots__))
+    def where(self, mask: Mask) -> StripTable | None:
+        """Return the strips that ``mask`` keeps; None when there is none."""
+        kept = np.count_nonzero(mask)
+        if kept == len(mask):
+            return self
+        return StripTable(*(getattr(self, name)[mask] for name in self.__slots__)) if kept else None
 
     def split(self) -> StripTable:
         """Return the cells of all strips, as strips of one."""
         counts = self.count.astype(np.int64)
         strip = np.repeat(np.arange(len(self)), counts)
         nth = (np.arange(len(strip)) - np.repeat(np.cumsum(counts) - counts, counts)).astype(np.uint64)
-        zero = np.zeros(len(strip), np.uint64)
+        none, width = np.zeros(len(strip), np.bool_), self.width[strip]
         return StripTable(
             address=self.address[strip] + nth * self.step[strip],
             page_stride=self.page_stride[strip],
-            width=self.width[strip],
+            width=width,
             plane_offset=self.plane_offset[strip] + nth * self.plane_step[strip],
             plane_nbytes=self.plane_nbytes[strip],
             row_offset=self.row_offset[strip] + nth * self.row_step[strip],
-            count=zero + np.uint64(1),
-            step=zero,
-            plane_step=zero,
-            row_step=zero,
+            count=np.ones(len(strip), np.uint64),
+            step=width,
+            plane_step=np.zeros(len(strip), np.uint64),
+            row_step=width,
             joins_width=self.joins_width[strip],
-            joins_height=np.zeros(len(strip), np.bool_),
-            strided=np.zeros(len(strip), np.bool_),
+            joins_height=none,
+            strided=none,
+        )
+
+    def choice(self) -> Choice:
+        """Return the strips that are cheaper as strided copies, and the cells of the others."""
+        return self.where(self.strided), _cells_or_none(self.where(~self.strided))
+
+
+def _cells_or_none(table: StripTable | None) -> StripTable | None:
+    return None if table is None else table.split()
+
+
+Choice = tuple[StripTable | None, StripTable | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Strips:
+    """A table, sorted beforehand by what is done with its strips.
+
+    Parameters
+    ----------
+    table : StripTable
+        All strips.
+    pages : tuple of (StripTable or None)
+        For single pages: strided copies, and cells for a batch.
+    wide : tuple of (StripTable or None)
+        The same for runs, where pages continue each row.
+    rest : StripTable or None
+        For runs, the strips where they do not.
+    """
+
+    table: StripTable
+    pages: Choice
+    wide: Choice
+    rest: StripTable | None
+
+    @classmethod
+    def of(cls, table: StripTable) -> Strips:
+        """Sort ``table``."""
+        wide = table.where(table.joins_width)
+        return cls(
+            table, table.choice(), (None, None) if wide is None else wide.choice(), table.where(~table.joins_width)
         )
 
 
@@ -170,7 +214,7 @@ class _Strip:
 
 def compile_strips(
     cells: Sequence[Cell], *, limits: Limits, cost: CostModel, block_nbytes: int | None = None
-) -> StripTable:
+) -> Strips:
     """Join ``cells`` into the fewest strips, for extents of any length or for blocks of one page.
 
     Parameters
@@ -196,7 +240,7 @@ def compile_strips(
             strips = [_coalesced(strip, limits) for strip in strips]
         if not best or len(strips) < len(best):
             best = strips
-    return _table(best, limits, cost, blocks=blocks)
+    return Strips.of(_table(best, limits, cost, blocks=blocks))
 
 
 def _in_block(cell: Cell, block_nbytes: int) -> Cell:
@@ -266,6 +310,7 @@ def _table(strips: list[_Strip], limits: Limits, cost: CostModel, *, blocks: boo
         return np.array(values, np.uint64)
 
     firsts = [strip.first for strip in strips]
+    steps = [strip.step if strip.count > 1 else (strip.first.width, 0, strip.first.width) for strip in strips]
     return StripTable(
         address=column([cell.address for cell in firsts]),
         page_stride=column([cell.page_stride for cell in firsts]),
@@ -274,9 +319,9 @@ def _table(strips: list[_Strip], limits: Limits, cost: CostModel, *, blocks: boo
         plane_nbytes=column([cell.plane_nbytes for cell in firsts]),
         row_offset=column([cell.row_offset for cell in firsts]),
         count=column([strip.count for strip in strips]),
-        step=column([strip.step[0] for strip in strips]),
-        plane_step=column([strip.step[1] for strip in strips]),
-        row_step=column([strip.step[2] for strip in strips]),
+        step=column([step[0] for step in steps]),
+        plane_step=column([step[1] for step in steps]),
+        row_step=column([step[2] for step in steps]),
         joins_width=np.array([cell.page_stride == cell.width == cell.plane_nbytes for cell in firsts], np.bool_),
         joins_height=np.array([_continues(strip, blocks=blocks) for strip in strips], np.bool_),
         strided=np.array([_prefers_strided(strip, limits, cost) for strip in strips], np.bool_),

@@ -194,7 +194,7 @@ SMALL = llama(pages=8, layers=2, row=8)
         ("backup", [0], [0], "page"),
         ("backup", [8], [0], "page"),
         ("restore", [2**40], [0], "page"),
-        ("backup", [-1], [0], "negative"),
+        ("backup", [-1], [0], "page"),
         ("restore", [1, 1], [0, PAGE], "duplicate"),
         ("backup", [1, 2], [0, 0], "overlap"),
         ("backup", [1, 2], [0, PAGE - 1], "overlap"),
