@@ -25,6 +25,7 @@ __all__ = [
     "access_desc",
     "allocation_prop",
     "attempt",
+    "attempt_pointer_attribute",
     "bindings_version",
     "bound",
     "call",
@@ -250,17 +251,23 @@ def pointer_attribute(name: str, ptr: int) -> int | None:
     attribute = getattr(_bindings().CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{name}", None)
     if attribute is None:
         return None
-    # By ctypes: the binding of 13.3 knows some of these attributes by name and refuses to read them (TypeError).
-    # None of those asked for here is longer than 8 bytes.
-    function = _pointer_get_attribute()
-    value = ctypes.c_uint64(0)
-    report("cuPointerGetAttribute")
-    status = function(ctypes.byref(value), int(attribute), ptr)
+    status, value = attempt_pointer_attribute(int(attribute), ptr)
     if status in _NO_ANSWER:
         return None
     if status:
         raise error_for("cuPointerGetAttribute", status, name_of(status))
-    return value.value
+    return value
+
+
+def attempt_pointer_attribute(attribute: int, ptr: int) -> tuple[int, int]:
+    """Return status and value of one attribute, an unsigned number of at most 8 bytes.
+
+    By ctypes: the binding of 13.3 knows some attributes by name and refuses to read them (TypeError).
+    """
+    function = _pointer_get_attribute()
+    value = (ctypes.c_uint64 * 2)()  # room for the one attribute that is longer
+    report("cuPointerGetAttribute")
+    return int(function(value, attribute, ptr)), int(value[0])
 
 
 @functools.cache

@@ -23,18 +23,16 @@ def ask(device: Any, ptr: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for number in ATTRIBUTES:
         try:
-            attribute = cu.CUpointer_attribute(number)
-            status, value = driver.attempt("cuPointerGetAttribute", attribute, ptr)
-        except (TypeError, ValueError, AttributeError) as error:
-            found[str(number)] = repr(error)
-            continue
-        name = attribute.name.removeprefix("CU_POINTER_ATTRIBUTE_")
+            name = cu.CUpointer_attribute(number).name.removeprefix("CU_POINTER_ATTRIBUTE_")
+        except ValueError:
+            name = str(number)
+        status, value = driver.attempt_pointer_attribute(number, ptr)
         if status:
             found[name] = f"status {status}"
         elif name in ("DEVICE_POINTER", "HOST_POINTER", "RANGE_START_ADDR", "MAPPING_BASE_ADDR"):
-            found[name] = f"ptr{int(value) - ptr:+d}"
+            found[name] = f"ptr{value - ptr:+d}"
         else:
-            found[name] = str(value) if not isinstance(value, int) else int(value)
+            found[name] = value
     status, value = driver.attempt("cuMemGetAddressRange", ptr)
     found["cuMemGetAddressRange"] = f"status {status}" if status else f"ptr{int(value[0]) - ptr:+d}, {int(value[1])}"
     status, handle = driver.attempt("cuMemRetainAllocationHandle", ptr)
