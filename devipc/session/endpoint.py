@@ -256,8 +256,8 @@ class Endpoint:
     def peer_changed(self, peer: Peer, state: PeerState) -> None:
         """Record that ``peer`` is in a new state. Called by peers."""
         event = PeerEvent(peer, state)
-        self.events.put(event)
         with self._arrived:
+            self.events.put(event)
             self._arrived.notify_all()
         for callback in self._callbacks:
             try:

@@ -103,8 +103,8 @@ class Exporter(Endpoint):
             if self._closed:
                 link.close()
                 return
+            link.start()  # under the lock: whoever waits for a peer gets one that answers
             self._joined(peer)
-        link.start()
 
     def _stop_listening(self) -> None:
         self._listener.close()

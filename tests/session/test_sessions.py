@@ -327,6 +327,23 @@ print(exporter.path)
     assert [process for process in os.listdir("/proc") if process == "none"] == []
 
 
+def test_a_peer_that_was_waited_for_answers_at_once(exporter: Exporter) -> None:
+    for _ in range(20):
+        importers: list[Importer] = []
+
+        def connect(into: list[Importer] = importers) -> None:
+            into.append(Importer(exporter.path, strategy="polling", timeout_s=TIMEOUT_S))
+
+        thread = threading.Thread(target=connect)
+        thread.start()
+        try:
+            assert exporter.wait_peer().names() == ([], [])
+        finally:
+            thread.join()
+            importers[0].close()
+        assert eventually(lambda: not exporter.peers)
+
+
 def test_events_come_in_order(exporter: Exporter) -> None:
     with worker("importer", path=exporter.path, count=False) as other:
         peer = exporter.wait_peer()
