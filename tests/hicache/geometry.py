@@ -104,18 +104,22 @@ class Places:
 
 @st.composite
 def places(draw: st.DrawFn, pool: Pool) -> Places:
-    """Distinct pages, in runs or at random, in blocks, extents or both; the arena lies behind the pool."""
-    layout = pool.layout
+    """Distinct pages, mostly in runs, in blocks, extents or both; the arena lies behind the pool."""
+    layout, orderly = pool.layout, draw(st.sampled_from([True, True, False]))
     ids = list(range(layout.first_page, layout.page_count))
-    if draw(st.booleans()):
+    if not orderly:
         ids = draw(st.permutations(ids))
     ids = ids[draw(st.integers(0, 2)) : draw(st.integers(1, len(ids)))]
+    if len(ids) > 3 and draw(st.booleans()):
+        del ids[len(ids) // 2]
     page, gap = layout.page_nbytes, draw(st.sampled_from([0, 3]))
     start, at, left = pool.end + 8, 0, len(ids)
     base, span, index = [], [], []
     while left:
-        length = draw(st.integers(1, 4))
-        taken = sorted(draw(st.sets(st.integers(0, length - 1), min_size=1, max_size=min(left, length))))
+        length = draw(st.integers(1, 6))
+        taken = list(range(min(left, length)))
+        if not orderly:
+            taken = sorted(draw(st.sets(st.integers(0, length - 1), min_size=1, max_size=min(left, length))))
         base += [start + at] * len(taken)
         span += [length] * len(taken)
         index += taken
@@ -124,7 +128,7 @@ def places(draw: st.DrawFn, pool: Pool) -> Places:
     pages = np.array(ids, np.int64)
     nbytes, block = max(at, page), page + gap
     if draw(st.booleans()):
-        slots = draw(st.permutations(range(len(ids)))) if draw(st.booleans()) else list(range(len(ids)))
+        slots = list(range(len(ids))) if orderly else draw(st.permutations(range(len(ids))))
         addresses = np.array([start + slot * block for slot in slots], np.int64)
         return Places(pages, HostPages.blocks(addresses), (start, max(len(ids), 1) * block), block)
     extents = HostPages.extents(np.array(base, np.int64), np.array(span, np.int64), np.array(index, np.int64))

@@ -31,7 +31,7 @@ ARENA = 1 << 40
 POOL = 1 << 44
 
 
-@settings(max_examples=300)
+@settings(max_examples=500)
 @given(st.data())
 def test_a_plan_moves_the_pages_and_nothing_else(data: st.DataObject) -> None:
     pool = data.draw(pools())
@@ -149,6 +149,27 @@ def test_allocations_side_by_side_take_one_copy_for_k_and_one_for_v() -> None:
     plan = planner.plan(Direction.BACKUP, random_pages(50), blocks(50, layout.page_nbytes))
     assert shape(plan) == [(100, 0)]
     assert (plan.groups[0].strided[:, 5] == 32).all()
+
+
+def test_rows_with_gaps_move_as_one_tall_copy_a_plane_and_run() -> None:
+    planes = tuple(Plane(layer, 0, layer << 30, 512, 640, 16 * 640) for layer in range(3))
+    component = Component("kv", Rule.FULL_ATTENTION, 16, 16, planes)
+    layout = PoolLayout(64, (PoolChunk(3 << 30, HandleKind.LEGACY),), (component,))
+    plan = planner_for(layout).plan(Direction.RESTORE, np.arange(8, 40), HostPages.one_extent(ARENA, 32))
+    assert shape(plan) == [(3, 0)]
+    assert plan.groups[0].strided[:, 2:].tolist() == [[640, 512, 512, 32 * 16]] * 3
+
+
+def test_a_run_that_lies_alike_on_both_sides_is_one_plain_copy() -> None:
+    planes = tuple(Plane(layer, 0, layer * 4096, 4096, 4096, 8 * 4096) for layer in range(8))
+    layout = PoolLayout(
+        64, (PoolChunk(64 * 8 * 4096, HandleKind.LEGACY),), (Component("kv", Rule.FULL_ATTENTION, 16, 1, planes),)
+    )
+    plan = planner_for(layout).plan(
+        Direction.BACKUP, np.arange(8, 40), HostPages.blocks(ARENA + np.arange(32) * layout.page_nbytes)
+    )
+    assert shape(plan) == [(0, 1)]
+    assert plan.groups[0].nbytes.tolist() == [32 * 8 * 4096]
 
 
 def test_pitch_limit_turns_strips_into_batches() -> None:
