@@ -71,7 +71,7 @@ def _checksums(first: U64, second: U64, value: U64, version: U64, epoch: np.uint
 def _check_machine() -> None:
     # Aligned 64-bit stores of CPython did not tear on x86-64, whose stores and loads also stay in order; elsewhere
     # neither is known.
-    if platform.machine() not in ("x86_64", "AMD64"):
+    if platform.machine() != "x86_64":
         raise CapabilityError(
             f"the shared index needs x86-64's memory order, this is {platform.machine()}",
             code="memory_order",
