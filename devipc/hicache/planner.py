@@ -17,6 +17,7 @@ from devipc.errors import BoundsError, UsageError
 from devipc.hicache.expand import Assembly, CopyList, PageRuns
 from devipc.hicache.layout import PoolLayout
 from devipc.hicache.strips import Cell, CostModel, Limits, Strips, cells_of, compile_strips
+from devipc.types import HandleKind
 
 __all__ = ["LAYER_GROUPS", "CopyPlan", "Direction", "HostPages", "Planner", "layer_groups", "page_runs"]
 
@@ -167,7 +168,7 @@ class Planner:
     Raises
     ------
     UsageError
-        For addresses or regions that do not match the layout's chunks.
+        For addresses or regions that do not match the layout's chunks, or a region that joins a classic allocation.
     """
 
     def __init__(
@@ -188,6 +189,15 @@ class Planner:
                 f"{len(addresses)} addresses and {len(regions)} regions for {len(layout.chunks)} chunks",
                 code="chunks",
                 remedy="pass one of each a chunk, in chunk order",
+            )
+        legacy = [
+            region for chunk, region in zip(layout.chunks, regions, strict=True) if chunk.kind is HandleKind.LEGACY
+        ]
+        if any(list(regions).count(region) > 1 for region in set(legacy)):
+            raise UsageError(
+                "a classic allocation shares a region with another chunk",
+                code="regions",
+                remedy="give every chunk with a legacy handle a region of its own: no copy may span it",
             )
         if 0 < block_nbytes < layout.page_nbytes:
             raise UsageError(f"blocks of {block_nbytes} bytes hold no page", code="block", remedy="pass 0 or more")

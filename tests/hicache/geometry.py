@@ -79,7 +79,8 @@ def pools(draw: st.DrawFn) -> Pool:
     parts = tuple(
         draw(components(f"c{index}", page_tokens, page_count, chunks)) for index in range(draw(st.integers(1, 2)))
     )
-    kinds = st.sampled_from([HandleKind.LEGACY, HandleKind.VMM_FD])
+    joined = draw(st.booleans())
+    kinds = st.sampled_from([HandleKind.VMM_FD] if joined else [HandleKind.LEGACY, HandleKind.VMM_FD])
     layout = PoolLayout(
         page_count, tuple(PoolChunk(size, draw(kinds)) for size in chunks.sizes), parts, draw(st.integers(0, 1))
     )
@@ -88,7 +89,7 @@ def pools(draw: st.DrawFn) -> Pool:
     for index in order:
         addresses[index] = at
         at += chunks.sizes[index] + gap
-    regions = (0,) * len(order) if draw(st.booleans()) else tuple(range(len(order)))
+    regions = (0,) * len(order) if joined else tuple(range(len(order)))
     return Pool(layout, tuple(addresses), regions, at)
 
 

@@ -172,6 +172,12 @@ def test_a_run_that_lies_alike_on_both_sides_is_one_plain_copy() -> None:
     assert plan.groups[0].nbytes.tolist() == [32 * 8 * 4096]
 
 
+def test_a_region_never_joins_a_classic_allocation() -> None:
+    with pytest.raises(UsageError) as caught:
+        planner_for(separate(), regions=[0, *range(31)])
+    assert caught.value.code == "regions"
+
+
 def test_pitch_limit_turns_strips_into_batches() -> None:
     layout = llama()
     planner = planner_for(layout, limits=Limits(max_pitch_nbytes=1 << 20))
