@@ -1,20 +1,26 @@
-"""Requests that wait for their answers.
+"""Requests under way: ours, which wait for the peer's answers, and the peer's, which wait to be served.
 
-Owns the pairing of answers with requests, and the rule that every wait ends: with the answer, at its deadline, or with
-the connection. It knows no socket.
+Owns the pairing of answers with requests, the rule that every wait ends (with the answer, at its deadline, or with the
+connection), and how much of a peer's asking is kept. It knows no socket.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
+import queue
 import threading
 
 from devipc.datagram import Deadline
 from devipc.errors import DevIPCError
 from devipc.message import Message
+from devipc.peerstate import PeerState
 
-__all__ = ["Call", "Calls"]
+__all__ = ["Call", "Calls", "Inbox"]
+
+_MAX_REQUESTS = 256
+_MAX_NOTICES = 4096
+_MAX_NBYTES = 64 * 1024 * 1024
 
 
 class Call:
@@ -59,7 +65,7 @@ class Calls:
         CompletionTimeout
             When nothing came in time.
         """
-        call.done.wait(None if deadline.timeout_s is None else deadline.left_s())
+        call.done.wait(deadline.left_s())
         self.forget(call)
         if call.error is not None:
             raise call.error
@@ -94,3 +100,47 @@ class Calls:
                 call.error = copy.copy(error)
         for call in calls:
             call.done.set()
+
+
+class Inbox:
+    """What a peer sent and nobody has served yet: messages, and behind them its final state. One thread takes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[Message | PeerState | None] = queue.SimpleQueue()
+        self._count = 0
+        self._nbytes = 0
+        self._closed = False
+
+    def admit(self, message: Message) -> bool:
+        """Keep ``message`` and its descriptors; False, and nothing is kept, when that is too much or the end was put.
+
+        Messages that need no answer have more room, since they cannot be refused.
+        """
+        with self._lock:
+            limit = _MAX_REQUESTS if message.request else _MAX_NOTICES
+            if self._closed or self._count >= limit or self._nbytes + len(message.body) > _MAX_NBYTES:
+                return False
+            self._count += 1
+            self._nbytes += len(message.body)
+            self._queue.put(message)
+            return True
+
+    def put(self, state: PeerState) -> None:
+        """Put a state behind all messages."""
+        self._queue.put(state)
+
+    def take(self) -> Message | PeerState | None:
+        """Wait for the next thing and return it, owned by the caller; None at the end."""
+        item = self._queue.get()
+        if isinstance(item, Message):
+            with self._lock:
+                self._count -= 1
+                self._nbytes -= len(item.body)
+        return item
+
+    def close(self) -> None:
+        """Put the end behind all that is there, and keep nothing more."""
+        with self._lock:
+            self._closed = True
+            self._queue.put(None)

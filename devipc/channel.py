@@ -98,6 +98,7 @@ class Channel:
             if self._closed or self._users:
                 raise UsageError("the channel is closed or in use")
             self._closed = True
+        self._assembler.drop()
         return self._sock.detach()
 
     @property
@@ -232,13 +233,13 @@ class Channel:
 
     def close(self) -> None:
         """Hang up. Threads that wait in :meth:`send` or :meth:`receive` end; never blocks; again does nothing."""
-        if os.getpid() != self._pid:
+        if os.getpid() != self._pid or self.closed:
             return
+        report("channel_close")
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-            report("channel_close")
             try:
                 self._sock.shutdown(socket.SHUT_RDWR)
             except OSError:

@@ -43,7 +43,7 @@ _FD_NBYTES = 4
 _CREDENTIALS = struct.Struct("=iII")
 # Room for all the kernel can deliver, credentials included, so that a truncation can only mean a full table.
 _CONTROL_NBYTES = socket.CMSG_SPACE(_KERNEL_MAX_FDS * _FD_NBYTES) + socket.CMSG_SPACE(_CREDENTIALS.size) + 256
-_MAX_POLL_MS = 2**31 - 1
+_LONGEST_S = 2.0**31 / 1000 - 1  # what poll can take; 24 days
 _libc = ctypes.PyDLL(None)
 
 
@@ -57,16 +57,18 @@ class Deadline:
     __slots__ = ("_at", "timeout_s")
 
     def __init__(self, timeout_s: float | None) -> None:
+        if timeout_s is not None and timeout_s != timeout_s:
+            raise UsageError("a timeout that is not a number", remedy="pass seconds")
         self.timeout_s = timeout_s
-        self._at = None if timeout_s is None else time.monotonic() + max(timeout_s, 0.0)
+        self._at = None if timeout_s is None else time.monotonic() + min(max(timeout_s, 0.0), _LONGEST_S)
 
     def left_s(self) -> float:
-        """Return the seconds that are left, never negative; infinite without a deadline."""
-        return float("inf") if self._at is None else max(self._at - time.monotonic(), 0.0)
+        """Return the seconds that are left: never negative, at most what every wait can take."""
+        return _LONGEST_S if self._at is None else max(self._at - time.monotonic(), 0.0)
 
     def poll_ms(self) -> float | None:
         """Return the rest in the form that ``poll`` takes."""
-        return None if self._at is None else min(self.left_s() * 1e3, _MAX_POLL_MS)
+        return None if self._at is None else self.left_s() * 1e3
 
     def expired(self, what: str) -> CompletionTimeout:
         """Return the error that says that ``what`` did not happen in time."""
@@ -188,7 +190,7 @@ def _send_error(error: OSError, fd_count: int) -> DevIPCError:
         )
     return ResourceExhausted(
         f"the kernel did not take the message ({error.strerror})",
-        code="socket_memory",
+        code="socket",
         remedy="free memory, or raise net.core.wmem_max and wmem_default above 128 KiB",
     )
 

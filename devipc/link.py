@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from devipc.calls import Calls
+from devipc.calls import Calls, Inbox
 from devipc.channel import Channel, LostMessage, Message
 from devipc.datagram import Deadline, close_all
 from devipc.errors import (
@@ -43,9 +42,6 @@ Handler = Callable[[Message], Reply | None]
 """Answers one message; None is an empty answer."""
 
 
-_MAX_WAITING = 256
-_MAX_WAITING_NBYTES = 64 * 1024 * 1024
-_MAX_NOTICES = 4096
 _REPLY_S = 5.0
 _FAREWELL_S = 0.1
 _JOIN_S = 2.0
@@ -72,9 +68,7 @@ class Link:
         self._handlers: dict[int, Handler] = {}
         self._listeners = StateListeners()
         self._changed = threading.Event()
-        self._work: queue.SimpleQueue[Message | PeerState | None] = queue.SimpleQueue()
-        self._waiting = 0
-        self._waiting_nbytes = 0
+        self._inbox = Inbox()
         self._threads: list[threading.Thread] = []
         self._watch: PeerWatch | None = None
 
@@ -134,7 +128,13 @@ class Link:
         self._listeners.add(callback)
 
     def start(self) -> None:
-        """Start to receive, to serve and to watch the peer (three threads). Never blocks; again does nothing."""
+        """Start to receive, to serve and to watch the peer (three threads). Never blocks; again does nothing.
+
+        Raises
+        ------
+        ResourceExhausted
+            When no thread or descriptor is left; close the link then.
+        """
         self._check_process()
         with self._lock:
             if self._closing:
@@ -145,8 +145,11 @@ class Link:
             self._watch = PeerWatch(life_fd, pidfd, on_dying=self._on_dying, on_gone=self._on_gone)
             for target in (self._read, self._serve_all):
                 thread = threading.Thread(target=target, name=f"devipc-link{target.__name__}", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise ResourceExhausted(f"no thread for a link ({error})", code="threads") from error
                 self._threads.append(thread)
-                thread.start()
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
@@ -163,6 +166,7 @@ class Link:
             What the peer's handler raised, as the same class where it is known here, else :class:`PeerError`.
         """
         self._check_kind(kind)
+        self._calls.check()
         if not self._threads:
             raise UsageError("the link is not started", remedy="call start() first")
         if threading.current_thread() is self._threads[0]:
@@ -172,6 +176,9 @@ class Link:
         try:
             self._channel.send(kind, body, request=call.request, fds=fds, timeout_s=timeout_s)
             return self._calls.result(call, deadline, f"peer {self._peer.pid} did not answer request kind {kind}")
+        except ClosedError:
+            self._calls.check()  # the channel was closed because of what the peer did: say that
+            raise
         finally:
             self._calls.forget(call)
             if call.answer is not None:  # it came, but the wait was interrupted
@@ -183,7 +190,11 @@ class Link:
         """Send a message that needs no answer. ``fds`` stay the caller's. Blocks until the kernel took it."""
         self._check_kind(kind)
         self._calls.check()
-        self._channel.send(kind, body, fds=fds, timeout_s=timeout_s)
+        try:
+            self._channel.send(kind, body, fds=fds, timeout_s=timeout_s)
+        except ClosedError:
+            self._calls.check()
+            raise
 
     def _check_kind(self, kind: int) -> None:
         self._check_process()
@@ -216,9 +227,11 @@ class Link:
             self._dying(error)
         except (HandleError, PeerError) as error:
             _log.warning("peer %d broke the protocol: %s", self._peer.pid, error)
+            moved = self._move(PeerState.DYING, error)
             self._say(Kind.ERROR, encode_error(error))
             self._channel.close()
-            self._dying(error)
+            if moved:
+                self._listeners.tell(PeerState.DYING)
         except Exception as error:
             _log.exception("receiving from peer %d failed", self._peer.pid)
             self._dying(PeerGone(f"the connection was given up: {error!r}", code="internal"))
@@ -245,16 +258,10 @@ class Link:
             self._admit(message)
 
     def _admit(self, message: Message) -> None:
-        with self._lock:
-            limit = _MAX_WAITING if message.request else _MAX_NOTICES
-            full = self._waiting >= limit or self._waiting_nbytes + len(message.body) > _MAX_WAITING_NBYTES
-            if not full and not self._closing:
-                self._waiting += 1
-                self._waiting_nbytes += len(message.body)
-                self._work.put(message)
-                return
+        if self._inbox.admit(message):
+            return
         message.close_fds()
-        if not message.request and full:
+        if not message.request and not self._closing:
             raise ProtocolError("the peer floods this side with messages that it cannot refuse", code="flood")
         self._refuse(message, ResourceExhausted("too many requests are waiting", code="busy", remedy="try again later"))
 
@@ -280,14 +287,11 @@ class Link:
     # --- serving ------------------------------------------------------------------------------------------------------
 
     def _serve_all(self) -> None:
-        while (item := self._work.get()) is not None:
+        while (item := self._inbox.take()) is not None:
             if isinstance(item, PeerState):
                 self._listeners.tell(item)
                 continue
-            with self._lock:
-                self._waiting -= 1
-                self._waiting_nbytes -= len(item.body)
-                serve = not self._closing and self._state in (PeerState.CONNECTED, PeerState.CLOSED)
+            serve = not self._closing and self._state in (PeerState.CONNECTED, PeerState.CLOSED)
             try:
                 if serve:
                     self._serve(item)
@@ -299,7 +303,7 @@ class Link:
             body, fds = self._handlers[message.kind](message) or (b"", ())
         except DevIPCError as error:
             return self._refuse(message, error)
-        except Exception as error:
+        except BaseException as error:  # also an exit: the thread has to go on for others
             _log.exception("the handler of kind %d failed", message.kind)
             text = f"the handler of kind {message.kind} failed ({type(error).__name__})"
             return self._refuse(message, PeerError(text, code="internal"))
@@ -335,12 +339,12 @@ class Link:
 
     def _on_gone(self) -> None:
         if self._move(PeerState.GONE, PeerGone(f"peer {self._peer.pid} is dead", remedy="connect again")):
-            self._work.put(PeerState.GONE)
+            self._inbox.put(PeerState.GONE)
 
     def _said_goodbye(self) -> None:
         error = PeerGone(f"peer {self._peer.pid} closed the connection", code="closed", remedy="connect again")
         if self._move(PeerState.CLOSED, error):
-            self._work.put(PeerState.CLOSED)
+            self._inbox.put(PeerState.CLOSED)
 
     def _move(self, state: PeerState, error: DevIPCError) -> bool:
         """Go from connected to any state, or from dying to gone; end all calls; return whether anything changed."""
@@ -371,7 +375,7 @@ class Link:
         self._move(PeerState.CLOSED, ClosedError("the link is closed"))
         self._listeners.close()
         self._channel.close()
-        self._work.put(None)
+        self._inbox.close()
         if self._watch is not None:
             self._watch.close()
         close_all(fd for fd in self._life if fd is not None)

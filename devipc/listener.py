@@ -29,6 +29,7 @@ MAX_PATH_NBYTES = 107
 
 _RETRY_S = 0.005
 _PID_WAIT_S = 0.2
+_NO_ROOM_S = 0.05
 
 
 def default_directory() -> str:
@@ -199,6 +200,8 @@ class Listener:
                 if self.closed:
                     break
                 if isinstance(error, OSError):
+                    # The connection still waits: a caller that tries again at once must not spin.
+                    time.sleep(min(_NO_ROOM_S, deadline.left_s()))
                     raise no_descriptors("accept", error) from error
                 raise
             return Channel(connection, allowed_uids=self._allowed)
@@ -227,7 +230,7 @@ class Listener:
                 pass
             self._sock.close()
         if self._file is not None and _file_of(self.path) == self._file:
-            os.unlink(self.path)
+            _unlink(self.path)
         if self._lock_fd >= 0:
             # Whoever opened the old lock file meanwhile sees that its name is gone, and begins again.
             _unlink(self.path + ".lock")
@@ -328,8 +331,10 @@ def _take_lock(path: str) -> int:
                     remedy=f"end process {owner or 'that holds the lock'}, or choose another path",
                 ) from error
             time.sleep(_RETRY_S)
-        except BaseException:
+        except BaseException as error:
             os.close(fd)
+            if isinstance(error, OSError):
+                raise UsageError(f"cannot lock {path!r} ({error.strerror})", code="lock") from error
             raise
         os.close(fd)
 

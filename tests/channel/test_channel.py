@@ -334,6 +334,16 @@ def test_a_spawned_child_inherits_an_end(spawn: Callable[..., Child]) -> None:
         assert child.code() == 0
 
 
+def test_timeouts_are_numbers_and_may_be_endless(pair: Pair) -> None:
+    for use in (lambda: pair[0].send(70, timeout_s=float("nan")), lambda: pair[0].receive(float("nan"))):
+        with pytest.raises(UsageError):
+            use()
+    pair[0].send(70, timeout_s=float("inf"))
+    pair[0].send(71, timeout_s=-1)
+    assert pair[1].receive(float("inf")).kind == 70
+    assert pair[1].receive(-1).kind == 71
+
+
 def test_a_message_is_plain_data() -> None:
     message = Message(70)
     assert (message.request, message.body, message.fds) == (0, b"", ())

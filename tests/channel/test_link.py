@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from devipc import link as link_module
+from devipc import calls
 from devipc.channel import Message, channel_pair
 from devipc.errors import (
     CapabilityError,
@@ -198,7 +198,7 @@ def test_late_answers_are_dropped_with_their_descriptors() -> None:
 
 
 def test_a_busy_worker_refuses_what_it_cannot_keep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_module, "_MAX_WAITING", 3)
+    monkeypatch.setattr(calls, "_MAX_REQUESTS", 3)
     go = threading.Event()
     one, other = joined(ask=waits(go))
     outcomes: list[str] = []
@@ -222,7 +222,7 @@ def test_a_busy_worker_refuses_what_it_cannot_keep(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_flood_of_messages_ends_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_module, "_MAX_NOTICES", 10)
+    monkeypatch.setattr(calls, "_MAX_NOTICES", 10)
     go = threading.Event()
     one, other = joined(ask=waits(go))
     with one, other:
@@ -232,3 +232,16 @@ def test_a_flood_of_messages_ends_the_link(monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(PeerError):
             one.call(ASK, timeout_s=5)
         go.set()
+
+
+def test_an_exit_in_a_handler_is_an_internal_error_and_the_link_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    def leave(_: Message) -> Reply:
+        raise SystemExit(3)
+
+    one, other = joined(ask=leave)
+    with one, other:
+        for _ in range(2):
+            with pytest.raises(PeerError) as caught:
+                one.call(ASK, timeout_s=5)
+            assert caught.value.code == "internal"
+    assert "SystemExit" in caplog.text
