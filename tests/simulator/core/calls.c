@@ -77,6 +77,8 @@ int ds_leave(struct ds_call *call, int code) {
   return code;
 }
 
+/* The newest form that the caller knows; none for a caller that asks beyond the driver,
+ * since what it expects may have another signature. */
 const struct ds_call *ds_resolve(const char *base, int version, int driver_version, bool *known) {
   const struct ds_call *best = NULL;
   const char *missing = ds_text("missing");
@@ -86,7 +88,8 @@ const struct ds_call *ds_resolve(const char *base, int version, int driver_versi
     if (strcmp(call->base, base) || ds_listed(missing, base) || ds_listed(missing, call->name))
       continue;
     *known = true;
-    if (call->since <= version && call->since <= driver_version && (!best || call->since > best->since))
+    bool fits = call->since <= version && version <= driver_version;
+    if (fits && (!best || call->since > best->since))
       best = call;
   }
   return best;

@@ -81,6 +81,7 @@ struct ds_device *ds_device_of(int physical, int slice) {
 
 void ds_devices_show(const int *indexes, int n) {
   struct ds_device *chosen[MAX_DEVICES];
+  pthread_once(&loaded, load);
   for (int i = 0; i < n; i++)
     chosen[i] = ds_device_at(indexes[i]);
   shown_count = n;

@@ -20,16 +20,13 @@ static int check_attributes(const CUmemcpyAttributes *attributes, const size_t *
   return CU_OK;
 }
 
-/* A batch has no order: it runs from the last item to the first, so that nobody relies on one. */
-static int submit(struct ds_stream *stream, const struct ds_copy *copies, size_t count) {
-  for (size_t i = count; i-- > 0;) {
-    struct ds_op *op = ds_op_new(DS_COPY);
-    op->copy = copies[i];
-    ds_submit(stream, op, NULL);
-  }
-  return atomic_load(&stream->device->lost);
+static void submit(struct ds_stream *stream, const struct ds_copy *copy) {
+  struct ds_op *op = ds_op_new(DS_COPY);
+  op->copy = *copy;
+  ds_submit(stream, op, NULL);
 }
 
+/* A batch has no order: it runs from the last item to the first, so that nobody relies on one. */
 static int linear_batch(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUmemcpyAttributes *attributes,
                         size_t *starts, size_t n, size_t *failed, CUstream handle) {
   struct ds_stream *stream = NULL;
@@ -52,7 +49,7 @@ static int linear_batch(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, siz
     return code;
   for (size_t i = count; i-- > 0;) {
     struct ds_copy copy = {.dst = dsts[i], .src = srcs[i], .width = sizes[i], .height = 1, .depth = 1};
-    TRY(submit(stream, &copy, 1));
+    submit(stream, &copy);
   }
   return CU_OK;
 }
@@ -105,7 +102,7 @@ static int box_batch(size_t count, CUDA_MEMCPY3D_BATCH_OP *items, size_t *failed
     return code;
   for (size_t i = count; i-- > 0;) {
     TRY(to_copy(&items[i], &copy));
-    TRY(submit(stream, &copy, 1));
+    submit(stream, &copy);
   }
   return CU_OK;
 }
@@ -147,9 +144,7 @@ static int fill(CUstream handle, CUdeviceptr dst, size_t pitch, uint64_t value, 
   op->value = value;
   op->size = size;
   ds_submit(stream, op, &ticket);
-  if (wait)
-    ds_wait_ticket(stream, ticket);
-  return atomic_load(&stream->device->lost);
+  return wait ? cu_code(ds_wait_ticket(stream, ticket), stream->device) : CU_OK;
 }
 
 API(cuMemsetD8, 3020, cuMemsetD8_v2, (CUdeviceptr dst, unsigned char value, size_t n), (dst, value, n)) {

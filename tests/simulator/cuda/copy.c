@@ -15,7 +15,7 @@ static bool is_device(CUdeviceptr address) {
 }
 
 /* Pageable sources are read before the call returns; a pageable target is written before it returns. */
-static void submit(struct ds_stream *stream, const struct ds_copy *copy, bool wait) {
+static int submit(struct ds_stream *stream, const struct ds_copy *copy, bool wait) {
   struct ds_op *op = ds_op_new(DS_COPY);
   uint64_t ticket;
   bool from_pageable = ds_reaches_pageable(copy->src);
@@ -27,8 +27,7 @@ static void submit(struct ds_stream *stream, const struct ds_copy *copy, bool wa
   }
   wait = wait || (from_pageable && !op->staged) || ds_reaches_pageable(copy->dst);
   ds_submit(stream, op, &ticket);
-  if (wait)
-    ds_wait_ticket(stream, ticket);
+  return wait ? cu_code(ds_wait_ticket(stream, ticket), stream->device) : CU_OK;
 }
 
 static int run(CUstream handle, const struct ds_copy *copy, int rules) {
@@ -44,8 +43,7 @@ static int run(CUstream handle, const struct ds_copy *copy, int rules) {
     TRY(cu_not_capturing());
   if (cu_capturing(stream, &code))
     return code;
-  submit(stream, copy, rules & WAIT);
-  return atomic_load(&stream->device->lost);
+  return submit(stream, copy, rules & WAIT);
 }
 
 static int linear(CUstream handle, CUdeviceptr dst, CUdeviceptr src, size_t bytes, int rules) {

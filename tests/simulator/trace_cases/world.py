@@ -90,9 +90,9 @@ def from_raw(kind: Any, data: bytes) -> Any:
 class World:
     """A device with its primary context current, and helpers that clean up after a case."""
 
-    def __init__(self) -> None:
+    def __init__(self, ordinal: int = 0) -> None:
         need(cu.cuInit(0))
-        self.device = need(cu.cuDeviceGet(0))
+        self.device = need(cu.cuDeviceGet(ordinal))
         self.context = need(cu.cuDevicePrimaryCtxRetain(self.device))
         need(cu.cuCtxSetCurrent(self.context))
         self.stream = need(cu.cuStreamCreate(1))

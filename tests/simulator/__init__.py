@@ -1,0 +1,1 @@
+"""The simulated accelerator and the tests that pin down what it does."""
