@@ -19,6 +19,7 @@ DOCUMENTS = sorted(
 
 BLOCK = re.compile(r"^```(?P<language>python|console)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)(?P<target>[^)#\s]+)")
+TEST = re.compile(r"`(?P<file>[\w/]+\.py)::(?P<name>test_\w+)`")
 MACHINE_PATH = re.compile(r"(?<![\w.~])/(?:work|root|home|tmp)/")
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".c", ".h", ".json", ".yml", ".yaml", ""}
 
@@ -46,6 +47,8 @@ EXAMPLES = list(_examples())
 @pytest.mark.parametrize("example", [e for e in EXAMPLES if e.language == "python"], ids=lambda example: example.where)
 def test_python_blocks_run(example: Example, tmp_path: Path) -> None:
     """Each block is a whole program: it is written to a file, since it may spawn itself."""
+    if re.search(r"^import torch$", example.text, re.MULTILINE):
+        pytest.importorskip("torch", reason="this example needs torch")
     program = tmp_path / "example.py"
     program.write_text(example.text)
     done = subprocess.run(
@@ -70,6 +73,21 @@ def test_commands_run(where: str, command: str, tmp_path: Path) -> None:
         [str(script), *shlex.split(command)[1:]], cwd=tmp_path, capture_output=True, text=True, timeout=50
     )
     assert done.returncode == 0, f"{where}: {done.stdout}{done.stderr}"
+
+
+def test_tests_named_in_documents_exist() -> None:
+    named = {
+        (path.relative_to(ROOT).as_posix(), match["file"], match["name"])
+        for path in DOCUMENTS
+        for match in TEST.finditer(path.read_text())
+    }
+    assert len(named) > 20
+    missing = [
+        f"{document}: {file}::{name}"
+        for document, file, name in sorted(named)
+        if not (ROOT / file).is_file() or not re.search(rf"^def {name}\(", (ROOT / file).read_text(), re.MULTILINE)
+    ]
+    assert not missing, "\n".join(missing)
 
 
 def test_make_targets_in_documents_exist() -> None:
