@@ -167,6 +167,18 @@ def test_the_decision_is_one_for_both_ends_and_names_every_candidate() -> None:
     assert {row["strategy"] for row in theirs["candidates"]} >= {"stream_memop", "host_flag", "polling"}
 
 
+def test_within_one_process_no_stream_waits(exporter: Exporter) -> None:
+    with Exporter(timeout_s=TIMEOUT_S) as undecided, Importer(undecided.path, timeout_s=TIMEOUT_S) as session:
+        decision = session.decision
+        assert (decision.strategy.value, decision.degraded) == ("host_flag", True)
+        assert "producer's own fence" in decision.candidates[0].capability.reason
+    fence = exporter.create_fence("fence")
+    with Importer(exporter.path, timeout_s=TIMEOUT_S) as session, Stage(session.device, 1) as stage:
+        fence.signal(stage.stream, 1)
+        with session.open_fence("fence") as consumer, pytest.raises(UsageError, match="producer's own fence"):
+            consumer.wait(stage.stream, 1)
+
+
 def test_an_explicit_strategy_is_obeyed(exporter: Exporter) -> None:
     with Importer(exporter.path, strategy="polling", timeout_s=TIMEOUT_S) as session:
         assert session.decision.strategy.value == "polling"
