@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import statistics
 import subprocess
 import sys
 import time
-
-import pytest
 
 RUNS = 20
 MAX_IMPORT_S = 0.025
@@ -65,7 +62,6 @@ def test_the_check_would_see_a_heavy_module_and_a_foreign_library() -> None:
     assert any("numpy" in path for path in objects)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("devipc.cli") is None, reason="the command line is not there yet")
 def test_version_is_printed_at_once() -> None:
     script = os.path.join(os.path.dirname(sys.executable), "devipc")
     took = statistics.median(seconds(script, "--version") for _ in range(RUNS))
