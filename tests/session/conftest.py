@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 import pytest
 
@@ -13,6 +14,7 @@ from devipc.registry import load_backend
 
 @pytest.fixture(scope="session", autouse=True)
 def _lasting() -> None:
+    os.environ.setdefault("DEVIPC_TRIAL_CACHE", tempfile.mkdtemp(prefix="trials"))
     own_life()
     sync = load_backend("host").open_device().sync
     assert sync is not None
