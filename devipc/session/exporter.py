@@ -40,7 +40,7 @@ class Exporter(Endpoint):
         Socket to listen on, at most 107 bytes, in a directory that only this user may enter (made if absent). A
         private path of its own when None; read it from :attr:`path`.
     backend, device, strategy, timeout_s
-        See :class:`~devipc.session.endpoint.Endpoint`.
+        See :class:`~devipc.session.Endpoint`.
     allow_uids : collection of int
         Further users whose processes may connect, for containers; the own user always may.
 

@@ -28,7 +28,7 @@ class Importer(Endpoint):
     path : path-like
         The exporter's socket.
     backend, device, strategy, timeout_s
-        See :class:`~devipc.session.endpoint.Endpoint`; ``timeout_s`` also bounds the connecting.
+        See :class:`~devipc.session.Endpoint`; ``timeout_s`` also bounds the connecting.
 
     Raises
     ------
@@ -74,11 +74,11 @@ class Importer(Endpoint):
         return self._peer.names()[0]
 
     def open(self, name: str, *, timeout_s: float | None = None) -> RemoteMemory:
-        """Map what the exporter shares as ``name``; see :meth:`devipc.session.peer.Peer.open`."""
+        """Map what the exporter shares as ``name``; see :meth:`devipc.session.Peer.open`."""
         return self._peer.open(name, timeout_s=timeout_s)
 
     def open_fence(self, name: str, *, timeout_s: float | None = None) -> completion.Fence:
-        """Open a fence of the exporter; see :meth:`devipc.session.peer.Peer.open_fence`."""
+        """Open a fence of the exporter; see :meth:`devipc.session.Peer.open_fence`."""
         return self._peer.open_fence(name, timeout_s=timeout_s)
 
     def decide(self, peer: Peer) -> Decision:
