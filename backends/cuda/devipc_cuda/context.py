@@ -1,7 +1,12 @@
 """The device's primary context: taken once, made current around every call, given back at the end.
 
 Owns the promise that the caller's current context is the same before and after each call, on every thread, also on
-threads that have none. Frameworks use the primary context too, so pointers are valid on both sides.
+threads that have none, and the promise that no call of ours breaks a graph that another thread captures. Frameworks use
+the primary context too, so pointers are valid on both sides.
+
+Sources: while any thread captures in global mode, which is what frameworks do, "potentially unsafe" calls (event
+queries, allocation, synchronisation) of all threads fail with 900 and invalidate that capture, unless the calling
+thread is in relaxed mode (CUDA driver API, cuThreadExchangeStreamCaptureMode; seen so on an H200, driver 580).
 """
 
 from __future__ import annotations
@@ -19,7 +24,8 @@ __all__ = ["Context"]
 class Context:
     """One device's primary context, to be entered around driver calls: ``with context: ...``.
 
-    Entering costs two driver calls and may be nested and used from any thread.
+    Entering may be nested and used from any thread. It costs four small driver calls; ``with context.enqueueing`` costs
+    two, for calls that only put work on a stream and that no capture forbids.
 
     Parameters
     ----------
@@ -35,6 +41,8 @@ class Context:
         self._lock = threading.Lock()
         self._device = driver.call("cuDeviceGet", ordinal)
         self._stream: Any = None
+        self._modes = threading.local()
+        self.enqueueing = _Enqueueing(self)
         try:
             self._context = driver.call("cuDevicePrimaryCtxRetain", self._device)
         except DevIPCError as error:
@@ -52,6 +60,25 @@ class Context:
         return self._context is None
 
     def __enter__(self) -> None:
+        self.push()
+        modes: list[Any] = self._modes.__dict__.setdefault("stack", [])
+        try:
+            status, before = driver.attempt("cuThreadExchangeStreamCaptureMode", driver.relaxed_capture())
+        except BaseException as error:
+            self.pop(error)
+            raise
+        modes.append(None if status else before)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        before = self._modes.stack.pop()
+        if before is not None:
+            driver.quietly(driver.attempt, "cuThreadExchangeStreamCaptureMode", before)
+        self.pop(error)
+
+    def push(self) -> None:
+        """Make the context current; every call of this is followed by one of :meth:`pop`."""
         context = self._context
         if context is None:
             raise ClosedError(
@@ -59,14 +86,10 @@ class Context:
             )
         driver.call("cuCtxPushCurrent", context)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def pop(self, error: BaseException | None) -> None:
+        """Make the earlier context current again, and say in ``error`` which device it is about."""
         # Never hides what went wrong inside; at interpreter exit the driver may be gone already.
-        try:
-            driver.attempt("cuCtxPopCurrent")
-        except DevIPCError:
-            pass
+        driver.quietly(driver.attempt, "cuCtxPopCurrent")
         if isinstance(error, DevIPCError) and not error.device:
             error.backend, error.device = "cuda", self.uuid
 
@@ -91,3 +114,18 @@ class Context:
             driver.attempt("cuDevicePrimaryCtxRelease", self._device)
         except DevIPCError:
             pass
+
+
+class _Enqueueing:
+    """The context without its guard of captures: see :class:`Context`."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def __enter__(self) -> None:
+        self._context.push()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._context.pop(error)

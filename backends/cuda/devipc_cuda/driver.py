@@ -43,6 +43,7 @@ __all__ = [
     "pointer_attribute",
     "pool_props",
     "quietly",
+    "relaxed_capture",
 ]
 
 HANDLE_NBYTES = 64
@@ -279,6 +280,11 @@ def _pointer_get_attribute() -> Callable[..., int]:
 
 
 _NO_ANSWER = {1, 101, 201, 500, 801}
+
+
+def relaxed_capture() -> Any:
+    """Return the mode in which a thread's calls neither fail nor break a capture of another thread."""
+    return _bindings().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 def make(name: str, value: int) -> Any:

@@ -56,7 +56,7 @@ class CudaWordWrites:
     def write(self, stream: Stream, device_ptr: int, value: int) -> None:
         """Enqueue the store of ``value`` at ``device_ptr`` behind all work of ``stream``. Does not wait."""
         _check_word(device_ptr, value)
-        with self._context:
+        with self._context.enqueueing:
             refuse_capture(stream, "a word write")
             driver.call("cuStreamWriteValue64", native(stream), device_ptr, value, _WRITE_DEFAULT)
 
@@ -70,7 +70,7 @@ class CudaWordWaits:
     def wait(self, stream: Stream, device_ptr: int, value: int) -> None:
         """Enqueue a wait until the word at ``device_ptr`` is ``>= value``. Does not wait itself."""
         _check_word(device_ptr, value)
-        with self._context:
+        with self._context.enqueueing:
             refuse_capture(stream, "a word wait")
             driver.call("cuStreamWaitValue64", native(stream), device_ptr, value, _WAIT_GEQ)
 
@@ -123,7 +123,7 @@ class CudaEvents:
         own = _live(event)
         if own.opened:
             raise UsageError("an opened event is only queried", remedy="its maker records it", backend="cuda")
-        with self._context:
+        with self._context.enqueueing:
             refuse_capture(stream, "the record of an interprocess event")
             driver.call("cuEventRecord", own.native, native(stream))
 

@@ -119,7 +119,7 @@ class CudaTransfer:
 
     def is_capturing(self, stream: Stream) -> bool:
         """Return True while ``stream`` records a graph."""
-        with self._context:
+        with self._context.enqueueing:
             return streams.is_capturing(stream)
 
     # --- copies ---
@@ -129,7 +129,7 @@ class CudaTransfer:
         if nbytes < 0:
             raise UsageError(f"copy of {nbytes} bytes", remedy="lengths are not negative", backend="cuda")
         if nbytes:
-            with self._context:
+            with self._context.enqueueing:
                 self._submit(streams.native(stream), [(dst, src, nbytes, nbytes, nbytes, 1)])
 
     def copy_batch(self, stream: Stream, dst: U64Array, src: U64Array, nbytes: U64Array) -> None:
@@ -142,7 +142,7 @@ class CudaTransfer:
         if not copies:
             return
         native = streams.native(stream)
-        with self._context:
+        with self._context.enqueueing:
             batched = len(copies) > 1 and not self._no_batch and not _is_default(stream)
             if not (batched and self._submit_batch(native, self._uncrossed(copies))):
                 self._submit(native, copies)
@@ -161,7 +161,7 @@ class CudaTransfer:
                     remedy="a row may not be wider than the distance to the next",
                     backend="cuda",
                 )
-        with self._context:
+        with self._context.enqueueing:
             self._submit(streams.native(stream), rows)
 
     def _uncrossed(self, copies: Iterable[Rectangle]) -> Iterable[Rectangle]:
@@ -238,7 +238,7 @@ class CudaTransfer:
     def record(self, marker: Marker, stream: Stream) -> None:
         """Set ``marker`` behind all work submitted to ``stream`` so far."""
         own = _live(marker)
-        with self._context:
+        with self._context.enqueueing:
             driver.call("cuEventRecord", own.native, streams.native(stream))
         own.recorded = True
 
@@ -259,7 +259,7 @@ class CudaTransfer:
                 remedy="record it first",
                 backend="cuda",
             )
-        with self._context:
+        with self._context.enqueueing:
             driver.call("cuStreamWaitEvent", streams.native(stream), own.native, 0)
 
     def destroy_marker(self, marker: Marker) -> None:

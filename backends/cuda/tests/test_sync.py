@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import mmap
 import os
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from devipc.spi import CapabilityError, HandleError, Mechanism, ResourceExhausted, UsageError, Verdict
+from devipc.spi import CapabilityError, HandleError, HandleKind, Mechanism, ResourceExhausted, UsageError, Verdict
 
 from .helpers import staging
 from .peers import Channel, peer, simulated
@@ -247,3 +248,52 @@ def test_a_wait_is_released_by_a_peers_stream(device: Any, sim: Any) -> None:
         device.transfer.unregister_host(registration)
         del pin
     os.close(fd)
+
+
+@simulated()
+def test_nothing_done_here_breaks_a_capture_elsewhere(device: Any, sim: Any) -> None:
+    """Frameworks capture in global mode: then a plain event query of any thread would break their graph."""
+    cu = importlib.import_module("cuda.bindings.driver")
+    marker, event = device.transfer.create_marker(), device.sync.events.create()
+    with staging(device) as host:
+        host.transfer.record(marker, host.stream)
+        device.sync.events.record(event, host.stream)
+        other = device.transfer.create_stream()
+        failed: list[BaseException] = []
+
+        def meanwhile() -> None:
+            try:
+                assert host.transfer.query_marker(marker) in (True, False)
+                assert device.sync.events.query(event) in (True, False)
+                assert host.read(block.ptr, 8) is not None
+                device.memory.free(device.memory.allocate(4096, zero=True))
+                device.memory.free(device.memory.allocate(4096, kind=HandleKind.LEGACY))
+                device.memory.release(device.memory.export(block.ptr, 4096))
+                device.transfer.destroy_marker(device.transfer.create_marker())
+                host.transfer.unregister_host(host.transfer.register_host(page, 4096))
+                mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+                assert cu.cuThreadExchangeStreamCaptureMode(mode)[1] == mode
+            except BaseException as error:
+                failed.append(error)
+
+        block = device.memory.allocate(4096)
+        memory = mmap.mmap(-1, 4096)
+        pin = ctypes.c_char.from_buffer(memory)
+        page = ctypes.addressof(pin)
+        with device.context.enqueueing:
+            mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+            assert int(cu.cuStreamBeginCapture(other.native, mode)[0]) == 0
+        thread = threading.Thread(target=meanwhile)
+        thread.start()
+        thread.join()
+        with device.context.enqueueing:
+            status, graph = cu.cuStreamEndCapture(other.native)
+        assert failed == []
+        assert int(status) == 0
+        cu.cuGraphDestroy(graph)
+        del pin
+        memory.close()
+        device.transfer.destroy_stream(other)
+        device.memory.free(block)
+    device.transfer.destroy_marker(marker)
+    device.sync.events.destroy(event)
