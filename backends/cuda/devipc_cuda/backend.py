@@ -76,7 +76,6 @@ class CudaDevice:
 
     def close(self) -> None:
         """Give the context back. Idempotent. Mappings must be closed before."""
-        self._memory.shut_down()
         self.context.close()
 
     @property

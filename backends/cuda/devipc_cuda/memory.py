@@ -18,7 +18,6 @@ from devipc.spi import (
     Capability,
     CapabilityError,
     ClosedError,
-    DevIPCError,
     ExportedExtent,
     HandleKind,
     MemoryKind,
@@ -31,7 +30,7 @@ from devipc.spi import (
 from devipc_cuda import driver, memory_query, payload
 from devipc_cuda.context import Context
 from devipc_cuda.memory_legacy import BLOCK_NBYTES, LegacyExports, LegacyMappings
-from devipc_cuda.memory_pool import PoolExports, PoolImports
+from devipc_cuda.memory_pool import PoolExports, PoolImports, allocate_from_pool, free_with_pool
 from devipc_cuda.memory_vmm import allocate_vmm, export_vmm, open_vmm
 
 __all__ = ["CudaMemory"]
@@ -71,7 +70,7 @@ class CudaMemory:
         self._serials = itertools.count(2**62)
         self._legacy_exports = LegacyExports()
         self._legacy_mappings = LegacyMappings()
-        self._pools = PoolExports(context.ordinal)
+        self._pools = PoolExports()
         self._pool_imports = PoolImports(context)
         self._no_vmm: CapabilityError | None = None
 
@@ -145,8 +144,10 @@ class CudaMemory:
             nbytes = round_up(nbytes, BLOCK_NBYTES)
             return Allocation(int(driver.call("cuMemAlloc", nbytes)), nbytes, kind, None)
         if kind is HandleKind.POOL:
-            ptr, nbytes = self._pools.allocate(nbytes, self._context.internal_stream())
-            return Allocation(ptr, nbytes, kind, None)
+            ptr, nbytes, pool = allocate_from_pool(
+                nbytes, ordinal=self._context.ordinal, stream=self._context.internal_stream()
+            )
+            return Allocation(ptr, nbytes, kind, pool)
         raise CapabilityError(
             f"this backend cannot allocate memory of kind {kind}",
             code="kind",
@@ -181,7 +182,7 @@ class CudaMemory:
         elif allocation.kind is HandleKind.LEGACY:
             driver.call("cuMemFree", allocation.ptr)
         else:
-            self._pools.free(allocation.ptr, self._context.internal_stream())
+            free_with_pool(allocation.ptr, allocation.token, stream=self._context.internal_stream())
 
     def describe(self, ptr: int) -> AllocationInfo:
         """Ask the driver what ``ptr`` points into; see :mod:`devipc_cuda.memory_query`."""
@@ -277,11 +278,3 @@ class CudaMemory:
                 self._pool_imports.close(token.inner)
             else:
                 self._legacy_mappings.close(token.inner)
-
-    def shut_down(self) -> None:
-        """Give back what is kept between calls. Never raises."""
-        try:
-            with self._context:
-                self._pools.shut_down()
-        except DevIPCError:
-            pass

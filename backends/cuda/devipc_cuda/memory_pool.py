@@ -1,6 +1,6 @@
 """Handle kind ``pool``: stream-ordered memory, a pool by descriptor and each pointer in it by 64 bytes.
 
-Owns this process's exportable pool, the pools imported from peers and the pointers imported from those. All functions
+Owns this process's exportable pools, the pools imported from peers and the pointers imported from those. All functions
 expect the context to be current. An importer must free a pointer before the exporter does, and the last one of a pool
 gives the pool back; two imports of one pointer would be undone by the first free, so one import serves both.
 """
@@ -27,7 +27,7 @@ from devipc_cuda.context import Context
 from devipc_cuda.descriptors import explain_missing
 from devipc_cuda.memory_legacy import BLOCK_NBYTES
 
-__all__ = ["PoolExports", "PoolImports"]
+__all__ = ["PoolExports", "PoolImports", "allocate_from_pool", "free_with_pool"]
 
 
 @dataclass(slots=True)
@@ -36,29 +36,36 @@ class _Exported:
     live: int = 0
 
 
-class PoolExports:
-    """Pools of this process: an own one to allocate from, and the identities under which pools are exported."""
+def allocate_from_pool(nbytes: int, *, ordinal: int, stream: Any) -> tuple[int, int, Any]:
+    """Allocate from a new exportable pool; return address, size and pool.
 
-    def __init__(self, ordinal: int) -> None:
-        self._ordinal = ordinal
-        self._lock = threading.Lock()
-        self._own: Any = None
-        self._exported: dict[int, _Exported] = {}
-
-    def allocate(self, nbytes: int, stream: Any) -> tuple[int, int]:
-        """Allocate from the own pool; return address and size, whole blocks without neighbours."""
-        with self._lock:
-            if self._own is None:
-                self._own = driver.call("cuMemPoolCreate", driver.pool_props(self._ordinal))
-            pool = self._own
+    A pool is shared whole and gives its memory back only when it is destroyed, so each allocation gets its own.
+    """
+    pool = driver.call("cuMemPoolCreate", driver.pool_props(ordinal))
+    try:
         nbytes = round_up(nbytes, BLOCK_NBYTES)
         ptr = int(driver.call("cuMemAllocFromPoolAsync", nbytes, pool, stream))
         driver.call("cuStreamSynchronize", stream)
-        return ptr, nbytes
+    except BaseException:
+        driver.quietly(driver.call, "cuMemPoolDestroy", pool)
+        raise
+    return ptr, nbytes, pool
 
-    def free(self, ptr: int, stream: Any) -> None:
-        """Give memory of the own pool back."""
+
+def free_with_pool(ptr: int, pool: Any, *, stream: Any) -> None:
+    """Give an allocation and its pool back."""
+    try:
         _free_in_order(ptr, stream)
+    finally:
+        driver.call("cuMemPoolDestroy", pool)
+
+
+class PoolExports:
+    """The identities under which pools of this process are exported."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._exported: dict[int, _Exported] = {}
 
     def export(self, ptr: int, nbytes: int, *, info: AllocationInfo) -> ExportedExtent:
         """Export ``[ptr, ptr + nbytes)`` of any pool that was created exportable."""
@@ -91,13 +98,6 @@ class PoolExports:
                     exported.live -= 1
                     if exported.live <= 0:
                         del self._exported[address]
-
-    def shut_down(self) -> None:
-        """Destroy the own pool; memory still in use keeps it alive in the driver."""
-        with self._lock:
-            pool, self._own = self._own, None
-        if pool is not None:
-            driver.attempt("cuMemPoolDestroy", pool)
 
 
 @dataclass(slots=True, eq=False)

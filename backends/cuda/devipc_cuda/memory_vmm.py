@@ -27,7 +27,7 @@ from devipc.spi import (
 from devipc_cuda import driver, payload
 from devipc_cuda.descriptors import explain_missing
 from devipc_cuda.memory_query import Mapping, mappings_from
-from devipc_cuda.status import INVALID_VALUE, error_for
+from devipc_cuda.status import INVALID_VALUE, NOT_SUPPORTED, error_for
 
 __all__ = ["Reservation", "allocate_vmm", "export_vmm", "open_vmm"]
 
@@ -175,7 +175,8 @@ def open_vmm(extent: ExportedExtent, *, ordinal: int) -> OpenedExtent:
         try:
             reservation = map_side_by_side(list(zip(handles, sizes, strict=True)), ordinal=ordinal)
         except DevIPCError as error:
-            if error.status is not None and error.status.value == INVALID_VALUE:
+            # An H200 (driver 580) answers "not supported" to a mapping larger than the block.
+            if error.status is not None and error.status.value in (INVALID_VALUE, NOT_SUPPORTED):
                 raise BoundsError(
                     f"the driver cannot map blocks of the sizes that the exporter announced: {sorted(set(sizes))}",
                     remedy="the exporter's handle is wrong or was changed on the way; export again",

@@ -22,6 +22,7 @@ __all__ = [
     "DEINITIALIZED",
     "INVALID_VALUE",
     "NOT_READY",
+    "NOT_SUPPORTED",
     "OUT_OF_MEMORY",
     "SUCCESS",
     "error_for",
@@ -37,6 +38,8 @@ DEINITIALIZED = 4
 """CUDA_ERROR_DEINITIALIZED: the driver is being torn down with the process."""
 ALREADY_MAPPED = 208
 """CUDA_ERROR_ALREADY_MAPPED."""
+NOT_SUPPORTED = 801
+"""CUDA_ERROR_NOT_SUPPORTED."""
 NOT_READY = 600
 """CUDA_ERROR_NOT_READY: an answer of queries, not a failure."""
 
@@ -183,13 +186,15 @@ _MEANINGS.update(
 )
 
 _EXPORT_DEAD = "the exporter freed the memory or ended, or both sides do not share the needed namespaces"
+_EVENT_GONE = "the exporter's event is gone, or both sides do not share one /dev/shm"
+_NO_POOL = "the descriptor is no exported pool"
+_NO_MEMORY = "the descriptor is no exported device memory"
 _REMEDIES: dict[tuple[str, int], str] = {
     ("cuIpcOpenMemHandle", 1): _EXPORT_DEAD,
     ("cuIpcOpenMemHandle", 101): "peer access alone is not enough for handles; keep both sides on one device",
-    ("cuIpcOpenEventHandle", 1): "the exporter's event is gone, or both sides do not share one /dev/shm",
-    ("cuMemImportFromShareableHandle", 1): "the descriptor is no exported device memory",
-    ("cuMemImportFromShareableHandle", 999): "the descriptor is no exported device memory",
-    ("cuMemPoolImportFromShareableHandle", 1): "the descriptor is no exported pool",
+    **dict.fromkeys([("cuIpcOpenEventHandle", value) for value in (1, 205, 400)], _EVENT_GONE),
+    **dict.fromkeys([("cuMemImportFromShareableHandle", value) for value in (1, 999)], _NO_MEMORY),
+    **dict.fromkeys([("cuMemPoolImportFromShareableHandle", value) for value in (1, 999)], _NO_POOL),
     ("cuMemPoolImportPointer", 1): _EXPORT_DEAD,
     ("cuIpcGetMemHandle", 1): "only memory of cuMemAlloc can be exported this way",
     ("cuMemExportToShareableHandle", 1): "the memory was created without the file-descriptor handle type",

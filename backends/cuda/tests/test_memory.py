@@ -58,6 +58,15 @@ def test_zero_fills(kind: str | None, device: Any, sim: Any) -> None:
     device.memory.free(block)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@simulated()
+def test_freed_memory_goes_back_to_the_device(kind: str, device: Any, sim: Any) -> None:
+    """Also a pool's, which keeps what it has until it is destroyed."""
+    device.memory.free(device.memory.allocate(2 * MIB, kind=HandleKind(kind), zero=True))
+    assert sim.used_bytes() == 0
+    assert sim.counter("live_pools") == 0
+
+
 @simulated()
 def test_descriptors_are_the_default(device: Any, sim: Any) -> None:
     block = device.memory.allocate(1)

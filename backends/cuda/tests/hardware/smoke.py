@@ -60,17 +60,38 @@ def round_trips(device: Any, kind: str) -> dict[str, Any]:
     return {"ranges": ranges}
 
 
+def open_raw(device: Any, channel: Channel, sim: Any) -> None:
+    """Say where this driver opens a legacy handle, and what it reports there."""
+    driver = importlib.import_module("devipc_cuda.driver")
+    with device.context:
+        for _ in range(3):
+            handle = driver.handle_from_bytes("CUipcMemHandle", bytes.fromhex(channel.receive()))
+            ptr = int(driver.call("cuIpcOpenMemHandle", handle, 1))
+            base, nbytes = driver.call("cuMemGetAddressRange", ptr)
+            block = driver.pointer_attribute("MAPPING_BASE_ADDR", ptr) or 0
+            channel.send([ptr % (2 * MIB), int(base) - ptr, int(nbytes), block - ptr])
+
+
 def small_allocations(device: Any) -> dict[str, Any]:
     """Several allocations in one 2 MiB block: does each open at its own bytes?"""
+    driver = importlib.import_module("devipc_cuda.driver")
+    opened = []
     cu: Any = importlib.import_module("cuda.bindings.driver")
     with device.context, staging(device) as host, peer(mirror) as other:
         blocks = [int(cu.cuMemAlloc(nbytes)[1]) for nbytes in (1000, 1000, 300_000)]
         for seed, ptr in enumerate(blocks):
             reflect(device, other, host, ptr + 8, 900, seed)
         other.channel.send("end")
+        with peer(open_raw) as raw:
+            for ptr in blocks:
+                raw.channel.send(driver.handle_bytes(driver.call("cuIpcGetMemHandle", ptr)).hex())
+                opened.append(raw.channel.receive())
         for ptr in blocks:
             cu.cuMemFree(ptr)
-    return {"distances": [ptr - blocks[0] for ptr in blocks]}
+    return {
+        "distances": [ptr - blocks[0] for ptr in blocks],
+        "opened at, in 2 MiB; address range, relative; its size; mapping, relative": opened,
+    }
 
 
 def grown_range(device: Any) -> dict[str, Any]:
@@ -352,6 +373,7 @@ def main() -> int:
             print(result["error"], flush=True)
         options.out.write_text(json.dumps(report, indent=1, default=str))
     report["device memory not given back"] = free - device.transfer.memory_info().free_nbytes
+    print(f"device memory not given back: {report['device memory not given back']}")
     device.close()
     options.out.write_text(json.dumps(report, indent=1, default=str))
     print(f"{failed} of {len(report['sections'])} sections failed; {options.out}")
