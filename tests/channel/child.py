@@ -18,10 +18,12 @@ from collections.abc import Callable
 from devipc.calltrace import observe
 from devipc.channel import Channel, LostMessage, channel_pair
 from devipc.errors import DevIPCError, ForkError, PeerGone, ResourceExhausted, UsageError
+from devipc.hello import Kind, decode_error
 from devipc.identity import process_instance
 from devipc.link import Link, PeerState
 from devipc.listener import Listener, connect
 from devipc.liveness import own_life
+from devipc.wire import Writer
 from tests.channel.conversation import Client, Server
 
 OTHER_UID = 65534
@@ -89,6 +91,15 @@ def silent(path: str) -> None:
     say("connected")
     sys.stdin.readline()
     channel.close()
+
+
+def impostor(path: str) -> None:
+    """Greet with the pidfd of another process, and print the answer."""
+    with connect(path, timeout_s=20) as channel:
+        head = Writer().u16(1).u16(1).raw(process_instance(), 16).u8(1).u32(0)
+        channel.send(Kind.HELLO, head.done(), fds=[os.pidfd_open(os.getppid())], timeout_s=5)
+        answer = channel.receive(20)
+        say(Kind(answer.kind).name, decode_error(answer.body, "it").code)
 
 
 def inherited(fd: str) -> None:
@@ -311,8 +322,8 @@ def converse(side: str, path: str, at: str) -> None:
 
 
 ROLES = (
-    victim, watcher, echo, leave, silent, inherited, racer, owner, stranger, flood, half_sent, scarce, lost_frames,
-    forker, bereaved, converse,
+    victim, watcher, echo, leave, silent, impostor, inherited, racer, owner, stranger, flood, half_sent, scarce,
+    lost_frames, forker, bereaved, converse,
 )  # fmt: skip
 
 

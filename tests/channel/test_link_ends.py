@@ -17,6 +17,7 @@ from devipc.errors import (
     ClosedError,
     CompletionTimeout,
     DevIPCError,
+    HandleError,
     PeerGone,
     ProtocolError,
     ResourceExhausted,
@@ -35,7 +36,12 @@ Spawn = Callable[..., Child]
 
 def test_notices_arrive_in_order_before_the_goodbye() -> None:
     heard: list[object] = []
-    one, other = joined(ask=lambda message: heard.append(message.body))
+
+    def hear(message: Message) -> None:
+        eventually(lambda: other.state is PeerState.CLOSED)  # the goodbye is in before the first is served
+        heard.append(message.body)
+
+    one, other = joined(ask=hear)
     other.on_state(heard.append)
     for number in range(50):
         one.notify(ASK, str(number).encode())
@@ -177,6 +183,16 @@ def test_a_peer_that_says_nothing_costs_little(path: str, spawn: Spawn) -> None:
             Link.accept(channel, facts={}, timeout_s=0.3)
         assert time.monotonic() - started < 2
         assert channel.closed
+        child.end()
+
+
+def test_a_pidfd_of_another_process_is_refused(path: str, spawn: Spawn) -> None:
+    with Listener(path) as listener:
+        child = spawn("impostor", path)
+        with pytest.raises(HandleError) as caught:
+            Link.accept(listener.accept(20), facts={}, timeout_s=20)
+        assert caught.value.code == "foreign_pidfd"
+        assert child.line() == "ERROR foreign_pidfd"
         child.end()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -164,6 +165,26 @@ def test_closing_leaves_a_successors_socket_alone(path: str) -> None:
     with Listener(path) as second:
         first.close()
         meet(second)
+
+
+def test_a_lock_file_that_was_removed_meanwhile_is_no_lock(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner before us removes its lock file between our opening and our locking it."""
+    calls = 0
+    flock = fcntl.flock
+
+    def removed_first(fd: int, how: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            os.unlink(path + ".lock")
+        flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", removed_first)
+    with Listener(path):
+        assert calls == 2
+        with pytest.raises(UsageError) as caught:
+            Listener(path)
+        assert caught.value.code == "in_use"
 
 
 @pytest.mark.timeout(60)

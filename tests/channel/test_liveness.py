@@ -16,6 +16,7 @@ from devipc import liveness
 from devipc.capabilities import Verdict
 from devipc.errors import HandleError
 from devipc.futex import OWNER_DIED, WAITERS
+from devipc.hello import greet
 from devipc.link import Link, PeerState
 from devipc.listener import Listener
 from devipc.liveness import PeerWatch, own_life, pid_of_pidfd
@@ -110,6 +111,27 @@ def test_all_of_three_watchers_are_told(folder: str, spawn: Spawn) -> None:
         assert list(told) == ["dying", "gone"]
         assert float(told["dying"]) - moment <= DYING_S
         assert watcher.code() == 0
+
+
+@pytest.mark.chaos
+def test_whom_the_kernel_wakes_wakes_the_others(path: str, spawn: Spawn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness, "_RECHECK_S", 20.0)
+    with Listener(path) as listener:
+        child = spawn("victim", 0, path)
+        channel = listener.accept(20)
+        greeted = greet(channel, first=False, facts={}, timeout_s=20)
+    assert child.line() == "ready"
+    assert greeted.life_fd is not None
+    watches = [watch(os.dup(greeted.life_fd), None) for _ in range(5)]
+    time.sleep(0.1)  # until all sleep on the word
+    child.kill()
+    assert eventually(lambda: all(told == ["dying"] for _, told in watches))
+    for watching, _ in watches:
+        assert watching.join(5)
+    for fd in (greeted.life_fd, greeted.pidfd):
+        os.close(fd or -1)
+    channel.close()
+    child.end()
 
 
 @pytest.mark.chaos
