@@ -51,6 +51,7 @@ class Fence(ABC):
         self._order = threading.Lock()  # one enqueueing call at a time; never held while waiting for _lock's owner
         self._closing = False
         self._abandoned = False
+        self._releasing = False
         self._writer_gone: Callable[[], bool] | None = None
         self._poison: PoisonReason | None = None
 
@@ -192,19 +193,20 @@ class Fence(ABC):
             self._page.poison(reason)
             if writer_gone is not None:
                 self._writer_gone = writer_gone
-            if not self._over():
-                ticker("devipc-poison").wake(self._repeat_poison)
+        # Whether it is over is asked there: a driver that is slow to answer must not keep the next fence's poison back.
+        ticker("devipc-poison").wake(self._repeat_poison)
 
     def _repeat_poison(self) -> float | None:
         with self._lock:
-            if self._page.closed:
+            if self._releasing:
                 return None
             self._page.poison_again()
             if self._abandoned:
                 if not self._quiet():
                     return _REPEAT_S
+                self._releasing = True
                 # Not here: unregistering can block until another fence's wait is over, which may need this thread.
-                threading.Thread(target=self._finish, name="devipc-close-fence", daemon=True).start()
+                threading.Thread(target=self._release, name="devipc-close-fence", daemon=True).start()
                 return None
             if not self._over():
                 return _REPEAT_S
@@ -261,10 +263,10 @@ class Fence(ABC):
             ticker("devipc-poison").wake(self._repeat_poison)
             in_time = self._page.wait_until(self._quiet, timeout_s=_POISON_GRACE_S, pause_s=_REPEAT_S)
         with self._lock:
-            if in_time:
-                self._release()
-                return
-            self._abandoned = True
+            self._releasing, self._abandoned = in_time, not in_time
+        if in_time:
+            self._release()
+            return
         ticker("devipc-poison").wake(self._repeat_poison)
         _log.warning("fence closed with device work pending; its memory is kept until the stream lets go")
 
@@ -278,12 +280,11 @@ class Fence(ABC):
     def _leave(self, deadline: float) -> None:  # noqa: B027 - a consumer has nothing to tell here
         """Tell the other side, through the page, that this side is closing; may block until ``deadline``."""
 
-    def _finish(self) -> None:
-        with self._lock:
-            self._release()
-
     def _release(self) -> None:
-        """Give back the half, then the page; with the lock held, once."""
+        """Give back the half, then the page; by the one thread that set ``_releasing``, without the lock.
+
+        Unregistering can block until another fence's wait is over. Whoever repeats that one's poison asks for our lock.
+        """
         self._base.close()
         self._depart()
         self._page.close()

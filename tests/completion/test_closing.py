@@ -15,7 +15,7 @@ from devipc.errors import ClosedError, CompletionTimeout, DeviceLostError, Fence
 from devipc.host.transfer import HostTransfer
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import HostRegistration
-from devipc.types import PoisonReason, Strategy
+from devipc.types import POISON_BASE, PoisonReason, Strategy
 from tests.completion.rig import ALL, hold, host_device, open_exported, pair, stream_of, transfer_of
 
 every_strategy = pytest.mark.parametrize("strategy", ALL)
@@ -169,6 +169,37 @@ def test_an_unregister_that_blocks_does_not_stop_the_poison(device: Device, monk
     assert not stuck._page.closed
     go_on.set()
     assert unmapped(stuck, 5.0)
+
+
+def test_a_close_that_blocks_does_not_stop_the_poison_of_another_fence(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both fences of a dying peer are poisoned again and again; one of them is closed meanwhile and blocks in there."""
+    go_on, inside = threading.Event(), threading.Event()
+    real = HostTransfer.unregister_host
+
+    def blocking(self: HostTransfer, registration: HostRegistration) -> None:
+        if threading.current_thread().name == "closes-first":
+            inside.set()
+            go_on.wait(10.0)
+        real(self, registration)
+
+    monkeypatch.setattr(HostTransfer, "unregister_host", blocking)
+    with pair(device, Strategy.STREAM_MEMOP) as (_, one), pair(device, Strategy.STREAM_MEMOP) as (_, other):
+        for fence in (one, other):
+            fence.poison(PoisonReason.PEER_DIED, writer_gone=go_on.is_set)
+        closer = threading.Thread(target=one.close, name="closes-first")
+        closer.start()
+        assert inside.wait(5.0)
+        time.sleep(0.02)
+        other._page.value = 1  # a late store of the dead producer
+        deadline = time.monotonic() + 1.0
+        while other._page.value < POISON_BASE and time.monotonic() < deadline:
+            time.sleep(1e-3)
+        poisoned_again = other._page.value
+        go_on.set()
+        closer.join(5.0)
+        assert poisoned_again >= POISON_BASE
 
 
 def test_a_consumer_that_closes_with_a_pending_wait_releases_it(device: Device) -> None:
