@@ -7,6 +7,7 @@ them never leaves a pointer into nothing.
 from __future__ import annotations
 
 import _thread
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -67,7 +68,9 @@ class _Last:
         if memory is not None and memory._closer == threading.get_ident():
             self._release(self._mapping)
         else:
-            _thread.start_new_thread(self._elsewhere, ())
+            # At the end of the interpreter there is no thread to be had; the process's own end unmaps.
+            with contextlib.suppress(RuntimeError):
+                _thread.start_new_thread(self._elsewhere, ())
 
     def _elsewhere(self) -> None:
         threading.Thread(target=self._release, args=(self._mapping,), name="devipc-unmap", daemon=True).start()
@@ -154,7 +157,10 @@ class RemoteMemory:
             if transfer is not None:
                 transfer.synchronize_stream(stream)
         self._closer = threading.get_ident()
-        self._keeper.release()
+        try:
+            self._keeper.release()
+        finally:
+            self._closer = 0  # a view that dies later on this thread may die inside of any lock
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
