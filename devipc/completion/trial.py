@@ -6,6 +6,7 @@ whoever runs it says how bytes and descriptors get to the other side.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from typing import Protocol
@@ -239,7 +240,7 @@ class RemoteRole:
 
 
 class TrialResponder:
-    """Plays the other side's role in this process, one at a time.
+    """Plays the other side's role in this process, one at a time. :meth:`close` may come from any thread.
 
     Parameters
     ----------
@@ -251,6 +252,9 @@ class TrialResponder:
         self._device = device
         self._role: Role | None = None
         self._sent: tuple[int, ...] = ()
+        self._lock = threading.Lock()
+        self._answering = False
+        self._closed = False
 
     def answer(self, body: bytes, fds: Sequence[int]) -> tuple[bytes, tuple[int, ...]]:
         """Answer one request of a trial; to be called by one thread at a time, blocks for a fraction of a second.
@@ -258,6 +262,20 @@ class TrialResponder:
         Descriptors of the request stay the caller's; those of the answer stay this object's, until the next call.
         Never raises for what a peer sends or a driver does: the answer says so.
         """
+        with self._lock:
+            if self._closed:
+                return _told(_FAILED, "the session is closed"), ()
+            self._answering = True
+        try:
+            return self._answer(body, fds)
+        finally:
+            with self._lock:
+                self._answering = False
+                closed = self._closed
+            if closed:
+                self._end()
+
+    def _answer(self, body: bytes, fds: Sequence[int]) -> tuple[bytes, tuple[int, ...]]:
         self._forget_sent()
         try:
             return self._serve(Reader(body), fds), self._sent
@@ -296,7 +314,18 @@ class TrialResponder:
         return Writer().u8(_OK).blob(encode_fence_handle(handle), limit=_MAX_HANDLE_NBYTES).done()
 
     def close(self) -> None:
-        """End the role in progress, when the peer is gone or the session closes. May be called again."""
+        """End the role in progress, when the peer is gone or the session closes. May be called again.
+
+        A step that another thread is doing is not disturbed, since it reads memory that this would unmap: that thread
+        ends the role behind it.
+        """
+        with self._lock:
+            self._closed = True
+            if self._answering:
+                return
+        self._end()
+
+    def _end(self) -> None:
         self._forget_sent()
         self._end_role()
 

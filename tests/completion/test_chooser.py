@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,10 @@ import pytest
 
 from devipc.capabilities import Capability, Verdict
 from devipc.completion import Decision, Phase, TrialResponder, choose, offers
+from devipc.completion.roles import DATA_NBYTES, Op, ProducerRole, Seen
+from devipc.completion.trial import RemoteRole, TrialFailed
 from devipc.errors import CapabilityError, PeerGone
+from devipc.memfd import create_memfd
 from devipc.registry import load_backend
 from devipc.types import Strategy
 from tests.completion import lying
@@ -243,3 +247,26 @@ def test_a_responder_answers_nonsense_with_a_reason(body: bytes) -> None:
         assert fds == ()
         assert answer[0] == (0 if body == b"\3" else 1)
         answering.close()
+
+
+def test_a_step_that_is_being_done_is_not_disturbed_by_a_close() -> None:
+    """The step reads memory that the close unmaps: that must wait, without keeping whoever closes."""
+    with host_device() as device, contextlib.ExitStack() as stack:
+        answering = TrialResponder(device)
+        data_fd = create_memfd("test-data", DATA_NBYTES)
+        stack.callback(os.close, data_fd)
+        producer = ProducerRole(device, Strategy.HOST_FLAG, data_fd=data_fd)
+        stack.callback(producer.close)
+        watching = RemoteRole.opened(lambda body, fds, _: answering.answer(body, fds), producer, data_fd, timeout_s=5.0)
+        seen: list[tuple[int, int]] = []
+        step = threading.Thread(target=lambda: seen.append(watching.do(Op.LOOK, 1, 300)))
+        step.start()
+        time.sleep(0.1)
+        started = time.monotonic()
+        answering.close()
+        assert time.monotonic() - started < 0.1
+        step.join(5.0)
+        assert [first for first, _ in seen] == [Seen.PENDING]
+        assert answering._role is None
+        with pytest.raises(TrialFailed, match="closed"):
+            watching.do(Op.LOOK, 1, 0)
