@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from devipc.spi import (
@@ -64,6 +64,7 @@ class PoolExports:
     """The identities under which pools of this process are exported."""
 
     def __init__(self) -> None:
+        self._process = os.urandom(8)
         self._lock = threading.Lock()
         self._exported: dict[int, _Exported] = {}
 
@@ -85,8 +86,8 @@ class PoolExports:
             exported = self._exported.setdefault(address, _Exported(os.urandom(16)))
             exported.live += 1
             identity = exported.identity
-        serial = info.allocation_id.to_bytes(8, "little")
-        chunk = Chunk(info.nbytes, ptr - info.base, nbytes, payload.pack(identity, serial, data), has_fd=True)
+        allocation = self._process + info.allocation_id.to_bytes(8, "little")
+        chunk = Chunk(info.nbytes, ptr - info.base, nbytes, payload.pack(identity, allocation, data), has_fd=True)
         return ExportedExtent(HandleKind.POOL, (chunk,), (fd,))
 
     def release(self, extent: ExportedExtent) -> None:
@@ -104,15 +105,15 @@ class PoolExports:
 class _Pool:
     identity: bytes
     handle: Any
-    pointers: dict[bytes, _Pointer] = field(default_factory=dict)
+    pointers: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class _Pointer:
     pool: _Pool
-    serial: bytes
+    allocation: bytes
     ptr: int
-    users: int = 1
+    users: int = 0
 
 
 def _free_in_order(ptr: int, stream: Any) -> None:
@@ -131,34 +132,42 @@ class PoolImports:
         self._context = context
         self._lock = threading.Lock()
         self._pools: dict[bytes, _Pool] = {}
+        self._pointers: dict[bytes, _Pointer] = {}
 
     def open(self, extent: ExportedExtent) -> OpenedExtent:
         """Map a checked extent and compare it with the size that this driver reports."""
         (chunk,) = extent.chunks
         body = payload.unpack(chunk)
-        identity, serial, data = body[:16], body[16:24], body[24:]
+        identity, allocation, data = body[:16], body[16:32], body[32:]
         with self._lock:
-            pool = self._pools.get(identity) or self._import_pool(identity, extent.fds[0])
+            pointer = self._pointers.get(allocation)
+            if pointer is None:
+                pointer = self._import(identity, allocation, data, fd=extent.fds[0])
+            pointer.users += 1
             try:
-                pointer = self._import_pointer(pool, serial, data)
-                try:
-                    _, driver_nbytes = driver.call("cuMemGetAddressRange", pointer.ptr)
-                    check_chunk(chunk, driver_nbytes=min(int(driver_nbytes), chunk.allocation_nbytes))
-                except BaseException:
-                    driver.quietly(self._drop, pointer)
-                    raise
+                _, driver_nbytes = driver.call("cuMemGetAddressRange", pointer.ptr)
+                check_chunk(chunk, driver_nbytes=min(int(driver_nbytes), chunk.allocation_nbytes))
             except BaseException:
-                driver.quietly(self._drop_unused, pool)
+                driver.quietly(self._drop, pointer)
                 raise
         return OpenedExtent(pointer.ptr + chunk.offset, chunk.nbytes, pointer)
 
     def close(self, token: _Pointer) -> None:
         """Free the import when its last user closes it, and give the pool back with its last import."""
         with self._lock:
-            try:
-                self._drop(token)
-            finally:
-                self._drop_unused(token.pool)
+            self._drop(token)
+
+    def _import(self, identity: bytes, allocation: bytes, data: bytes, *, fd: int) -> _Pointer:
+        pool = self._pools.get(identity) or self._import_pool(identity, fd)
+        try:
+            native = driver.handle_from_bytes("CUmemPoolPtrExportData", data)
+            ptr = int(driver.call("cuMemPoolImportPointer", pool.handle, native))
+        except BaseException:
+            driver.quietly(self._drop_unused, pool)
+            raise
+        pool.pointers += 1
+        pointer = self._pointers[allocation] = _Pointer(pool, allocation, ptr)
+        return pointer
 
     def _import_pool(self, identity: bytes, fd: int) -> _Pool:
         try:
@@ -169,27 +178,23 @@ class PoolImports:
             # Access does not travel with the pool.
             driver.call("cuMemPoolSetAccess", handle, [driver.access_desc(self._context.ordinal)], 1)
         except BaseException:
-            driver.attempt("cuMemPoolDestroy", handle)
+            driver.quietly(driver.call, "cuMemPoolDestroy", handle)
             raise
         pool = self._pools[identity] = _Pool(identity, handle)
         return pool
 
-    def _import_pointer(self, pool: _Pool, serial: bytes, data: bytes) -> _Pointer:
-        known = pool.pointers.get(serial)
-        if known is not None:
-            known.users += 1
-            return known
-        native = driver.handle_from_bytes("CUmemPoolPtrExportData", data)
-        ptr = int(driver.call("cuMemPoolImportPointer", pool.handle, native))
-        pointer = pool.pointers[serial] = _Pointer(pool, serial, ptr)
-        return pointer
-
     def _drop(self, pointer: _Pointer) -> None:
         pointer.users -= 1
-        if pointer.users == 0:
-            del pointer.pool.pointers[pointer.serial]
+        if pointer.users:
+            return
+        del self._pointers[pointer.allocation]
+        pointer.pool.pointers -= 1
+        try:
             _free_in_order(pointer.ptr, self._context.internal_stream())
+        finally:
+            self._drop_unused(pointer.pool)
 
     def _drop_unused(self, pool: _Pool) -> None:
-        if not pool.pointers and self._pools.pop(pool.identity, None) is not None:
+        if not pool.pointers:
+            del self._pools[pool.identity]
             driver.call("cuMemPoolDestroy", pool.handle)

@@ -17,8 +17,8 @@ LEGACY_NBYTES = 1 + _HANDLE + 32
 """Version, memory handle, the block that it opens."""
 VMM_NBYTES = 1
 """Version; the descriptor is the handle."""
-POOL_NBYTES = 1 + 16 + 8 + _HANDLE
-"""Version, identity of the pool, id of the allocation, pointer data."""
+POOL_NBYTES = 1 + 16 + 16 + _HANDLE
+"""Version, identity of the pool, identity of the allocation, pointer data."""
 
 _NBYTES = {HandleKind.LEGACY: LEGACY_NBYTES, HandleKind.VMM_FD: VMM_NBYTES, HandleKind.POOL: POOL_NBYTES}
 _HAS_FD = {HandleKind.LEGACY: False, HandleKind.VMM_FD: True, HandleKind.POOL: True}

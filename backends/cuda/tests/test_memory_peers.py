@@ -134,6 +134,37 @@ def test_two_exports_of_one_allocation(kind: str, second_open: int, device: Any,
     device.memory.free(block)
 
 
+def open_in_turn(device: Any, sim: Any, channel: Channel) -> None:
+    opened = []
+    for _ in range(2):
+        extent = channel.receive_extent()
+        opened.append(device.memory.open(extent))
+        for fd in extent.fds:
+            os.close(fd)
+        channel.send()
+    first, second = opened
+    device.memory.close(first)
+    with staging(device) as host:
+        assert host.read(second.ptr, 4) == b"5678"
+    device.memory.close(second)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@simulated()
+def test_an_export_may_be_taken_back_while_it_is_mapped(kind: str, device: Any, sim: Any) -> None:
+    """Another export of the same memory must not be undone by closing the first."""
+    block = device.memory.allocate(4 * MIB, kind=HandleKind(kind))
+    with staging(device) as host:
+        host.write(block.ptr + MIB, b"5678")
+    with peer(open_in_turn) as other:
+        for turn in range(2):
+            extent = device.memory.export(block.ptr + turn * MIB, MIB)
+            other.channel.send_extent(extent)
+            other.channel.receive()
+            device.memory.release(extent)
+    device.memory.free(block)
+
+
 def refuse(device: Any, sim: Any, channel: Channel) -> None:
     """Open what comes and send the error's name."""
     while True:

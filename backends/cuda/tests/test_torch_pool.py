@@ -6,12 +6,21 @@ Tensors themselves need a torch that knows the device: see ``hardware/smoke.py``
 from __future__ import annotations
 
 import gc
+import struct
 import subprocess
 import sys
+import time
 from typing import Any
 
 from .helpers import staging
 from .peers import environment, simulated
+
+
+def wait_until_freed(pool: Any) -> None:
+    deadline = time.monotonic() + 5.0
+    while pool.live_nbytes and time.monotonic() < deadline:
+        time.sleep(1e-3)
+    assert pool.live_nbytes == 0
 
 
 @simulated()
@@ -28,7 +37,7 @@ def test_the_memory_dies_with_its_holder(device: Any, sim: Any) -> None:
     device.memory.release(extent)
     del block
     gc.collect()
-    assert pool.live_nbytes == 0
+    wait_until_freed(pool)
     assert sim.counter("live_maps") == 0
 
 
@@ -42,7 +51,25 @@ def test_the_memory_is_freed_behind_queued_work(device: Any, sim: Any) -> None:
         host.transfer.copy(host.stream, block.__cuda_array_interface__["data"][0], host.device_ptr, 4096)
         del block
         host.transfer.synchronize_stream(host.stream)
+        wait_until_freed(pool)
     assert sim.counter("writes_of_freed") == 0
+
+
+@simulated()
+def test_a_tensor_may_die_inside_the_locks_of_the_pool_and_the_device(device: Any, sim: Any) -> None:
+    """A garbage collection can end it anywhere on this thread, while a stream waits for what this thread does next."""
+    from devipc_cuda.torch_pool import TorchPool
+
+    pool = TorchPool(device)
+    blocks = [pool._block(4096, zero=False) for _ in range(2)]
+    with staging(device) as host:
+        device.sync.word_waits.wait(host.stream, host.device_ptr, 1)
+        for lock in (pool._lock, device.memory._lock):
+            with lock:
+                blocks.pop()
+        host.view[:8] = struct.pack("<Q", 1)
+        host.transfer.synchronize_stream(host.stream)
+    wait_until_freed(pool)
 
 
 AT_EXIT = """
