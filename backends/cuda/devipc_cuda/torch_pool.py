@@ -2,11 +2,12 @@
 
 Owns the tie between a tensor's life and the allocation under it. torch is imported here only, and only when used.
 Torch's own allocator serves memory from blocks whose kind depends on its settings; a tensor made here is always
-exportable, has whole blocks to itself, and is freed when the last tensor that views it is gone.
+exportable, has whole blocks to itself, and is freed soon after the last tensor that views it is gone.
 """
 
 from __future__ import annotations
 
+import _thread
 import math
 import threading
 from collections.abc import Sequence
@@ -46,11 +47,18 @@ class _Block:
         }
 
     def __del__(self) -> None:
-        self._pool._free(self._allocation)
+        # This can run in a garbage collection inside of any lock of this thread, the device's own among them, and
+        # freeing waits for the device: never here. At the interpreter's end no thread is to be had, and none is needed.
+        try:
+            _thread.start_new_thread(self._pool._free, (self._allocation,))
+        except RuntimeError:
+            pass
 
 
 class TorchPool:
-    """Allocates exportable torch tensors on one device.
+    """Allocates exportable torch tensors on one device. Any thread.
+
+    Memory is given back on a thread of its own, behind all work that the device holds when the last tensor dies.
 
     Parameters
     ----------
@@ -68,7 +76,7 @@ class TorchPool:
 
     @property
     def live_nbytes(self) -> int:
-        """Bytes under tensors that still live, rounded up to whole blocks."""
+        """Bytes under tensors that still live, or whose memory is not given back yet, rounded up to whole blocks."""
         with self._lock:
             return sum(self._live.values())
 
@@ -103,16 +111,16 @@ class TorchPool:
     def _block(self, nbytes: int, *, zero: bool) -> _Block:
         allocation = self._device.memory.allocate(nbytes, kind=self._kind, zero=zero)
         with self._lock:
-            self._live[allocation.ptr] = allocation.nbytes
+            self._live[id(allocation)] = allocation.nbytes
         return _Block(self, allocation, nbytes)
 
     def _free(self, allocation: Allocation) -> None:
-        """Free behind all work of the device. Runs in the garbage collector and at exit: never raises."""
+        """Free behind all work of the device. Runs on a thread of its own, also at exit: never raises."""
         try:
-            with self._lock:
-                self._live.pop(allocation.ptr, None)
             with self._device.context:
                 driver.call("cuCtxSynchronize")
             self._device.memory.free(allocation)
         except DevIPCError:
             pass
+        with self._lock:
+            self._live.pop(id(allocation), None)

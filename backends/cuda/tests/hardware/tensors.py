@@ -6,6 +6,7 @@ The exporter is a process of its own, since torch reads its allocator's settings
 from __future__ import annotations
 
 import importlib
+import time
 import os
 from typing import Any
 
@@ -41,6 +42,9 @@ def torch_exporter(device: Any, channel: Channel, sim: Any) -> None:
     if order == "pool":
         before = device.transfer.memory_info().free_nbytes
         del view, whole
+        deadline = time.monotonic() + 5.0
+        while pool.live_nbytes and time.monotonic() < deadline:  # given back on a thread of its own
+            time.sleep(1e-3)
         assert pool.live_nbytes == 0
         assert device.transfer.memory_info().free_nbytes - before >= count
     channel.send("done")
