@@ -6,8 +6,8 @@ The exporter is a process of its own, since torch reads its allocator's settings
 from __future__ import annotations
 
 import importlib
-import time
 import os
+import time
 from typing import Any
 
 from ..helpers import staging
