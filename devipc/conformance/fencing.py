@@ -20,7 +20,7 @@ from devipc.completion import (
 )
 from devipc.conformance import roles_sync
 from devipc.conformance.peers import Peer
-from devipc.conformance.rig import Rig
+from devipc.conformance.rig import Rig, given_back
 from devipc.spi import close_fds
 from devipc.types import Strategy
 from devipc.wire import Reader
@@ -49,10 +49,8 @@ class Follower:
 def fence(rig: Rig, strategy: Strategy) -> Iterator[ProducerFence]:
     """Yield a fence of this process."""
     made = create_fence(rig.device, strategy)
-    try:
+    with given_back(lambda: made.close(1.0)):
         yield made
-    finally:
-        made.close(1.0)
 
 
 def following(peer: Peer, producer: Fence) -> Follower:
@@ -84,7 +82,5 @@ def followed_here(rig: Rig, peer: Peer, strategy: Strategy) -> Iterator[tuple[in
         consumer = open_fence(rig.device, handle)
     finally:
         close_fds(answer.fds)
-    try:
+    with given_back(lambda: consumer.close(1.0)):
         yield answer.body["key"], consumer
-    finally:
-        consumer.close(1.0)

@@ -16,13 +16,14 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from devipc.channel import Channel
 from devipc.conformance.peer_main import ANSWER, FAILURE, REQUEST
 from devipc.conformance.profile import BackendProfile
 from devipc.conformance.results import SuiteError
-from devipc.conformance.rig import Unavailable
+from devipc.conformance.rig import Unavailable, until
 from devipc.conformance.worker import Role, role_name
 from devipc.errors import CompletionTimeout, DevIPCError, PeerGone
 from devipc.message import Message
@@ -209,8 +210,11 @@ class Peer:
         self._process.wait()
 
     def stop(self) -> None:
-        """SIGSTOP it."""
+        """SIGSTOP it, and wait until it stands still."""
         self._process.send_signal(signal.SIGSTOP)
+        stat = Path(f"/proc/{self.pid}/stat")
+        if not until(lambda: stat.read_text().rpartition(") ")[2].startswith("T"), self._deadline_s):
+            raise SuiteError("a peer could not be stopped")
 
     def resume(self) -> None:
         """SIGCONT it."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import sys
 import threading
 from collections.abc import Generator
 from typing import Any
@@ -24,8 +23,6 @@ from devipc.conformance.suite import Suite
 from devipc.errors import DevIPCError
 from devipc.types import HandleKind, Strategy
 
-CASE_LIMIT_S = 300.0
-"""How long one case may take in all; a process that is stuck in a driver by then is ended."""
 _HUNG_STATUS = 70
 _LETTERS = {Result.FAIL: "F", Result.ERROR: "E", Result.SKIP: "s", Result.DEVIATION: "d"}
 
@@ -51,7 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl
 def pytest_configure(config: pytest.Config) -> None:
     """Open the backend, or end the run with the reason why not."""
-    if not (config.getoption("devipc_backend") or config.getoption("devipc_profile")):
+    if config.getoption("help"):
         return
     try:
         suite = Suite.of(config)
@@ -74,6 +71,8 @@ class _Run:
 
     def __init__(self, suite: Suite) -> None:
         self._suite = suite
+        self._stderr = os.dup(2)  # what pytest captures later is lost when the process is ended
+        self._limit_s = (600 if suite.large else 10) + 10 * suite.profile.deadline_s
 
     # --- which cases -------------------------------------------------------------------------------------------------
 
@@ -189,7 +188,7 @@ class _Run:
         known = case_of(item)
         if known is None:
             return (yield)
-        timer = threading.Timer(CASE_LIMIT_S, self._give_up, (item.nodeid, known, _parameters(item)))
+        timer = threading.Timer(self._limit_s, self._give_up, (item.nodeid, known, _parameters(item)))
         timer.daemon = True
         timer.start()
         try:
@@ -199,10 +198,10 @@ class _Run:
             timer.join()
 
     def _give_up(self, key: str, known: Case, parameters: str) -> None:
-        reason = f"this process was still stuck after {CASE_LIMIT_S:g} s"
-        self._suite.recorder.add(key, known, parameters, Outcome(Result.FAIL, reason), CASE_LIMIT_S)
-        print(f"{known.id}: {reason}", file=sys.__stderr__, flush=True)
-        faulthandler.dump_traceback(file=2)
+        reason = f"this process was still stuck after {self._limit_s:g} s"
+        self._suite.recorder.add(key, known, parameters, Outcome(Result.FAIL, reason), self._limit_s)
+        os.write(self._stderr, f"{known.id}: {reason}\n".encode())
+        faulthandler.dump_traceback(file=self._stderr)
         self._suite.abandon()
         os._exit(_HUNG_STATUS)
 

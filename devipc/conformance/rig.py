@@ -6,7 +6,9 @@ registered staging, so that the same case runs on every backend. Waiting is poll
 
 from __future__ import annotations
 
+import contextlib
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +21,7 @@ from devipc.memfd import SharedMap, create_memfd
 from devipc.spi import close_fds
 from devipc.types import HandleKind
 
-__all__ = ["STAGING_NBYTES", "Latch", "Rig", "Staging", "Unavailable", "content", "until"]
+__all__ = ["STAGING_NBYTES", "Latch", "Rig", "Staging", "Unavailable", "attempt", "content", "given_back", "until"]
 
 STAGING_NBYTES = 4 << 20
 """Size of the staging memory of a rig; more is moved in pieces."""
@@ -45,6 +47,30 @@ def until(condition: Callable[[], bool], timeout_s: float, *, pause_s: float = 0
             return False
         time.sleep(pause_s)
     return True
+
+
+@contextmanager
+def given_back(undo: Callable[[], object]) -> Iterator[None]:
+    """Call ``undo`` at the end of the block; after a failure without waiting for it, since a driver may be stuck."""
+    try:
+        yield
+    except BaseException:
+        attempt(undo, 1.0)
+        raise
+    undo()
+
+
+def attempt(call: Callable[[], object], timeout_s: float) -> bool:
+    """Run a call that may never return, on a thread that is left behind then; return whether it did."""
+
+    def run() -> None:
+        with contextlib.suppress(Exception):
+            call()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    return not thread.is_alive()
 
 
 class Staging:
@@ -236,12 +262,11 @@ class Rig:
 
     @contextmanager
     def new_stream(self) -> Iterator[Stream]:
-        """Yield a stream that is destroyed afterwards."""
+        """Yield a stream that is finished and destroyed afterwards."""
         stream = self.transfer.create_stream()
-        try:
+        with given_back(lambda: self.transfer.destroy_stream(stream)):
             yield stream
-        finally:
-            self.transfer.destroy_stream(stream)
+            self.finish(stream, "a stream that is no longer used")
 
     @contextmanager
     def latch(self, stream: Stream) -> Iterator[Latch]:
@@ -251,16 +276,14 @@ class Rig:
             yield latch
         finally:
             latch.close()
-            self.finish(stream, "work behind an opened latch")
+        self.finish(stream, "work behind an opened latch")
 
     @contextmanager
     def new_staging(self, nbytes: int) -> Iterator[Staging]:
         """Yield registered host memory of its own."""
         staging = Staging(self.transfer, nbytes)
-        try:
+        with given_back(staging.close):
             yield staging
-        finally:
-            staging.close()
 
     @property
     def has_latches(self) -> bool:

@@ -43,7 +43,8 @@ def identities(worker: Worker, fds: Fds, times: int = 1) -> Body:
 
 @role
 def account(worker: Worker, fds: Fds) -> Body:
-    """Look at this process."""
+    """Drop everything that is kept, and look at this process."""
+    worker.drop_all()
     return worker.account().to_json()
 
 

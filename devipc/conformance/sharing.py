@@ -13,7 +13,7 @@ from typing import Any
 
 from devipc.conformance import roles_memory
 from devipc.conformance.peers import Peer
-from devipc.conformance.rig import Rig
+from devipc.conformance.rig import Rig, given_back
 from devipc.conformance.worker import extent_from_json, extent_to_json
 from devipc.interfaces.memory import Allocation
 from devipc.spi import close_fds
@@ -52,22 +52,18 @@ def send(extent: ExportedExtent) -> dict[str, Any]:
 def allocated(rig: Rig, nbytes: int, kind: HandleKind | None, *, seed: int = 0) -> Iterator[Allocation]:
     """Yield memory with the content of ``seed``, or whatever it holds for 0."""
     allocation = rig.memory.allocate(nbytes, kind=kind)
-    try:
+    with given_back(lambda: rig.memory.free(allocation)):
         if seed:
             rig.fill(allocation.ptr, nbytes, seed)
         yield allocation
-    finally:
-        rig.memory.free(allocation)
 
 
 @contextmanager
 def exported(rig: Rig, ptr: int, nbytes: int) -> Iterator[ExportedExtent]:
     """Yield an export of a range."""
     extent = rig.memory.export(ptr, nbytes)
-    try:
+    with given_back(lambda: rig.memory.release(extent)):
         yield extent
-    finally:
-        rig.memory.release(extent)
 
 
 @contextmanager

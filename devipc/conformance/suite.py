@@ -15,7 +15,7 @@ from devipc.conformance import roles_memory
 from devipc.conformance.peers import Peer, Peers
 from devipc.conformance.profile import BackendProfile, find_backend, find_profile
 from devipc.conformance.results import Recorder, SuiteError, backend_package
-from devipc.conformance.rig import Rig, Unavailable
+from devipc.conformance.rig import Rig, Unavailable, attempt
 from devipc.conformance.sharing import mapped, shared_by_peer
 from devipc.conformance.worker import open_device
 from devipc.errors import CapabilityError, DevIPCError, UsageError
@@ -181,10 +181,7 @@ class Suite:
     def close(self) -> None:
         """Write the results, end all peers and close the device."""
         self.abandon()
-        if self._rig is not None:
-            self._rig.close()
-        else:
-            self._device.close()
+        attempt(self._device.close if self._rig is None else self._rig.close, self.profile.deadline_s)
 
 
 def suite_of(config: pytest.Config) -> Suite:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -21,6 +22,7 @@ from devipc.types import POISON_BASE, PoisonReason
 KIB, MIB = 1 << 10, 1 << 20
 PATTERN = 0x0123_4567_89AB_CDEF
 UNTOUCHED = 0x5A5A_5A5A_5A5A_5A5A
+WATCHED_S = 0.05
 
 
 def writes_of(rig: Rig) -> WordWrites:
@@ -41,11 +43,15 @@ def events_of(rig: Rig) -> InterprocessEvents:
     return rig.sync.events
 
 
-def stays(rig: Rig, latch: Latch, observed: bool) -> None:  # noqa: FBT001
-    """Fail when something was observed that a latch holds back; skip when the latch is over."""
-    if observed and not latch.held:
-        pytest.skip("the device was faster than its queue of copies; nothing was observed")
-    assert not observed, "work that is held back has run"
+def stays_away(latch: Latch, happened: Callable[[], bool]) -> None:
+    """Watch for a while that nothing happens which a latch holds back; skip when the latch is over before."""
+    deadline = time.monotonic() + WATCHED_S
+    while time.monotonic() < deadline:
+        seen = happened()
+        if not latch.held:
+            pytest.skip("the device was faster than its queue of copies; nothing was observed")
+        assert not seen, "work that is held back has run"
+        time.sleep(0.001)
 
 
 @case(
@@ -60,8 +66,7 @@ def test_word_write(rig: Rig) -> None:
             words.set_word(index, UNTOUCHED)
         with rig.latch(rig.stream) as latch:
             writes.write(rig.stream, words.ptr + 8 * 3, PATTERN)
-            for _ in range(50):
-                stays(rig, latch, words.word(3) != UNTOUCHED)
+            stays_away(latch, lambda: words.word(3) != UNTOUCHED)
         assert until(lambda: words.word(3) != UNTOUCHED, rig.deadline_s), "the word was never stored"
         rig.finish(rig.stream, "a word write")
         assert [words.word(index) for index in range(8)] == [PATTERN if i == 3 else UNTOUCHED for i in range(8)]
@@ -176,12 +181,11 @@ def test_marker(rig: Rig) -> None:
         assert not transfer.query_marker(marker), "a marker that was never recorded is done"
         with rig.latch(rig.stream) as latch:
             transfer.record(marker, rig.stream)
-            for _ in range(50):
-                stays(rig, latch, transfer.query_marker(marker))
+            stays_away(latch, lambda: transfer.query_marker(marker))
         assert until(lambda: transfer.query_marker(marker), rig.deadline_s)
         with rig.latch(rig.stream) as latch:
             transfer.record(marker, rig.stream)
-            stays(rig, latch, transfer.query_marker(marker))
+            stays_away(latch, lambda: transfer.query_marker(marker))
         assert until(lambda: transfer.query_marker(marker), rig.deadline_s)
     finally:
         transfer.destroy_marker(marker)
@@ -203,8 +207,7 @@ def test_wait_marker(rig: Rig) -> None:
                 transfer.wait_marker(other, first)
                 transfer.copy(other, words.ptr, words.ptr + 8, 8)
                 transfer.record(second, other)
-                for _ in range(50):
-                    stays(rig, latch, transfer.query_marker(second) or words.word(0) != 0)
+                stays_away(latch, lambda: transfer.query_marker(second) or words.word(0) != 0)
             rig.finish(other, "work behind a marker")
             assert words.word(0) == PATTERN
     finally:
@@ -280,9 +283,7 @@ def test_event(rig: Rig, peer: Peer) -> None:
         key = open_in(peer, events.export(made))
         with rig.latch(rig.stream) as latch:
             events.record(made, rig.stream)
-            for _ in range(20):
-                there, here = peer.call(query_event, key=key).body["done"], events.query(made)
-                stays(rig, latch, there or here)
+            stays_away(latch, lambda: bool(peer.call(query_event, key=key).body["done"]) or events.query(made))
         assert until(lambda: events.query(made), rig.deadline_s)
         assert until(lambda: bool(peer.call(query_event, key=key).body["done"]), rig.deadline_s)
         peer.call(drop, key=key)
@@ -302,7 +303,7 @@ def test_event_recorded_often(rig: Rig, peer: Peer) -> None:
         assert until(lambda: bool(peer.call(query_event, key=key).body["done"]), rig.deadline_s)
         with rig.latch(rig.stream) as latch:
             events.record(made, rig.stream)
-            stays(rig, latch, peer.call(query_event, key=key).body["done"])
+            stays_away(latch, lambda: bool(peer.call(query_event, key=key).body["done"]))
         assert until(lambda: bool(peer.call(query_event, key=key).body["done"]), rig.deadline_s)
         peer.call(drop, key=key)
 

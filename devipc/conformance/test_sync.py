@@ -61,7 +61,8 @@ def test_not_done_before(rig: Rig, peer: Peer, strategy: Strategy) -> None:
     with followed(rig, peer, strategy) as (producer, follower):
         with behind_latch(rig) as latch:
             producer.signal(rig.stream, 1)
-            for _ in range(20):
+            deadline = time.monotonic() + 0.05
+            while time.monotonic() < deadline:
                 there, here = follower.query(1), producer.query(1)
                 must_hold(latch)
                 assert not there, "the consumer was told that pending work is done"
