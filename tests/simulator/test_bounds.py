@@ -126,14 +126,14 @@ def reuse(parent: Parent) -> object:
     from tests.simulator.trace_cases.world import need
 
     world()
-    A = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_BUFFER_ID
+    which = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_BUFFER_ID
     found = []
     for nbytes in (4 * MIB, 1000):
         first = int(need(cu.cuMemAlloc(nbytes)))
-        identity = int(need(cu.cuPointerGetAttribute(A, first)))
+        identity = int(need(cu.cuPointerGetAttribute(which, first)))
         need(cu.cuMemFree(first))
         second = int(need(cu.cuMemAlloc(nbytes)))
-        found.append([first == second, identity != int(need(cu.cuPointerGetAttribute(A, second)))])
+        found.append([first == second, identity != int(need(cu.cuPointerGetAttribute(which, second)))])
     return found
 
 

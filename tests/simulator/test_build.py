@@ -48,7 +48,11 @@ def test_the_script_prints_the_folder(library: Path) -> None:
 
 def test_only_the_two_families_are_exported(library: Path) -> None:
     done = subprocess.run(
-        ["nm", "-D", "--defined-only", str(library / "libcuda.so.1")], capture_output=True, text=True, timeout=30, check=True
+        ["nm", "-D", "--defined-only", str(library / "libcuda.so.1")],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
     )
     names = [line.split()[-1] for line in done.stdout.splitlines()]
     assert {"cuInit", "cuGetProcAddress_v2", "cuStreamWaitValue64_v2", "devsim_report"} <= set(names)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -79,8 +81,8 @@ def opener(parent: Parent, handle: str, ordinal: int) -> object:
     answer, pointer = load(handle)
     if answer != "SUCCESS":
         return [answer, can]
-    A = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    return [answer, can, fetch(pointer, 1)[0], int(cu.cuPointerGetAttribute(A, pointer)[1])]
+    which = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    return [answer, can, fetch(pointer, 1)[0], int(cu.cuPointerGetAttribute(which, pointer)[1])]
 
 
 def test_peers_across_devices(sim: Simulation) -> None:
@@ -194,10 +196,10 @@ def versions(parent: Parent) -> object:
 
     w = world()
     a, b = cu.CUdeviceptr(w.alloc(64)), cu.CUdeviceptr(w.alloc(64))
-    calls = (
+    calls: list[Callable[[], Any]] = [
         lambda: cu.cuMemcpyBatchAsync([a], [b], [64], 1, [attributes()], [0], 1, w.stream),
         lambda: cu.cuStreamWriteValue64(w.stream, a, 1, 0),
-    )
+    ]
     answers = []
     for call in calls:
         try:
@@ -222,8 +224,8 @@ def lies(parent: Parent) -> object:
     from cuda.bindings import driver as cu
 
     w = world()
-    A = cu.CUdevice_attribute
-    asked = (A.CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, A.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS)
+    which = cu.CUdevice_attribute
+    asked = (which.CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, which.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS)
     claims = [int(cu.cuDeviceGetAttribute(one, w.device)[1]) for one in asked]
     return [claims, code(cu.cuEventCreate(6)), code(cu.cuStreamWriteValue64(w.stream, w.alloc(8), 1, 0))]
 
@@ -250,11 +252,11 @@ def lost(parent: Parent) -> object:
     blocked = waiting.blocks()
     sim.lose(0, 719)
     answers = {code(waiting.answer())}
-    calls = (
+    calls: list[Callable[[], Any]] = [
         lambda: cu.cuMemAlloc(8), lambda: cu.cuStreamQuery(w.stream), lambda: cu.cuEventQuery(event),
         lambda: cu.cuMemFree(pointer), cu.cuCtxSynchronize, lambda: cu.cuIpcGetMemHandle(pointer),
         lambda: cu.cuMemHostUnregister(word), lambda: cu.cuStreamDestroy(w.stream),
-    )  # fmt: skip
+    ]  # fmt: skip
     answers |= {code(call()) for call in calls}
     other = World(1)
     return [blocked, sorted(answers), len(fetch(other.alloc(64), 64))]

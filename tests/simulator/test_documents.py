@@ -65,5 +65,7 @@ def test_the_trace_runs_whole(library: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=50, check=True)
     cases = json.loads(done.stdout)["cases"]
     assert len(cases) > 500
-    broken = {name: answer for name, answer in cases.items() if re.search("unprepared|signal|timeout|exit", str(answer))}
+    broken = {
+        name: answer for name, answer in cases.items() if re.search("unprepared|signal|timeout|exit", str(answer))
+    }
     assert broken == {}

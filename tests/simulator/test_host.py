@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import os
 import time
+from functools import partial
 
 import pytest
 
 from tests.simulator.control import Simulator
 from tests.simulator.harness import Parent, Simulation
-from tests.simulator.programs import MIB, Background, code, fetch, world
+from tests.simulator.programs import MIB, Background, code, fetch, shared_words, world
 
 pytestmark = pytest.mark.simulator
 
@@ -72,7 +75,7 @@ def slow_pins(parent: Parent) -> object:
     area = w.pages(8192)
     sim.set("pin_ms", 80)
     began = time.monotonic()
-    calls = [Background(w, lambda at=at: cu.cuMemHostRegister(area + at, 4096, 3)) for at in (0, 4096)]
+    calls = [Background(w, partial(cu.cuMemHostRegister, area + at, 4096, 3)) for at in (0, 4096)]
     other = code(cu.cuStreamQuery(w.stream))
     quick = time.monotonic() - began < 0.08
     answers = [code(call.answer()) for call in calls]
@@ -143,3 +146,27 @@ def pageable(parent: Parent) -> object:
 
 def test_pageable_memory_is_staged(sim: Simulation) -> None:
     assert sim.run(pageable) == [True, 5, 9]
+
+
+def unmapped_early(parent: Parent) -> object:
+    """The caller unmaps registered pages under queued work; another mapping sees what it wrote."""
+    from cuda.bindings import driver as cu
+
+    from tests.simulator.trace_cases.world import need
+
+    w, sim = world(), Simulator.loaded()
+    fd = os.memfd_create("words")
+    os.ftruncate(fd, 4096)
+    area, address = shared_words(fd)
+    need(cu.cuMemHostRegister(address, 4096, 3))
+    sim.stall()
+    need(cu.cuStreamWriteValue64(w.stream, address, 5, 0))
+    gc.collect()
+    area.close()
+    sim.stall(False)
+    answers = [code(cu.cuStreamSynchronize(w.stream)), code(cu.cuMemHostUnregister(address))]
+    return [*answers, os.pread(fd, 8, 0)[0]]
+
+
+def test_registered_pages_outlive_their_mapping(sim: Simulation) -> None:
+    assert sim.run(unmapped_early) == ["SUCCESS", "SUCCESS", 5]

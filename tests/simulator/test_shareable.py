@@ -20,11 +20,11 @@ def support(parent: Parent) -> object:
     from cuda.bindings import driver as cu
 
     w = world()
-    A = cu.CUdevice_attribute
+    which = cu.CUdevice_attribute
     asked = (
-        A.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
-        A.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
-        A.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED,
+        which.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+        which.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+        which.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED,
     )
     claims = [int(cu.cuDeviceGetAttribute(one, w.device)[1]) for one in asked]
     private, shared = (cu.cuMemCreate(CHUNK, w.properties(types), 0) for types in (0, 1))
@@ -117,7 +117,12 @@ def address_budget(parent: Parent) -> object:
 
     w, sim = world(), Simulator.loaded()
     sizes = [code(cu.cuMemAddressReserve(size * MIB, 0, 0, 0)) for size in (40, 40, 20, 2)]
-    return [sizes, sim.report()["reserved_bytes"] // MIB, code(cu.cuMemAlloc(4 * MIB)), code(w.context and (cu.cuCtxSynchronize()))]
+    return [
+        sizes,
+        sim.report()["reserved_bytes"] // MIB,
+        code(cu.cuMemAlloc(4 * MIB)),
+        code(w.context and (cu.cuCtxSynchronize())),
+    ]
 
 
 def test_address_space_runs_out(sim: Simulation) -> None:
@@ -209,7 +214,18 @@ def forgotten(parent: Parent) -> object:
     need(cu.cuStreamCreate(1))
     need(cu.cuMemHostRegister(w.pages(4096), 4096, 0))
     after = sim.report().counters
-    kinds = ("allocations", "physical", "reservations", "maps", "pools", "pool_pointers", "events", "ipc_events", "streams", "registrations")
+    kinds = (
+        "allocations",
+        "physical",
+        "reservations",
+        "maps",
+        "pools",
+        "pool_pointers",
+        "events",
+        "ipc_events",
+        "streams",
+        "registrations",
+    )
     return {**{kind: after[f"live_{kind}"] - before[f"live_{kind}"] for kind in kinds}, "all": sim.live() - live}
 
 

@@ -80,14 +80,18 @@ def memop_switches(parent: Parent) -> object:
     w, sim = world(), Simulator.loaded()
     word = w.registered(4096)
     pinned = w.pinned(64)
-    A = cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
+    which = cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
     sim.set("memops", 0)
-    absent = [int(cu.cuDeviceGetAttribute(A, w.device)[1]), code(cu.cuStreamWriteValue64(w.stream, word, 1, 0))]
+    absent = [int(cu.cuDeviceGetAttribute(which, w.device)[1]), code(cu.cuStreamWriteValue64(w.stream, word, 1, 0))]
     sim.set("memops", 1)
     sim.set("memops_progress", 0)
     need(cu.cuStreamWaitValue64(w.stream, word, 0, 0))  # true from the start
     time.sleep(0.05)
-    stuck = [int(cu.cuDeviceGetAttribute(A, w.device)[1]), code(cu.cuStreamQuery(w.stream)), sim.report()["pending_waits"]]
+    stuck = [
+        int(cu.cuDeviceGetAttribute(which, w.device)[1]),
+        code(cu.cuStreamQuery(w.stream)),
+        sim.report()["pending_waits"],
+    ]
     sim.set("memops_progress", 1)
     need(cu.cuStreamSynchronize(w.stream))
     need(cu.cuStreamWaitValue64(w.stream, word, 5, 0))
@@ -146,7 +150,8 @@ def drains(parent: Parent) -> object:
 
 
 @pytest.mark.parametrize(
-    ("mode", "blocked"), [(0, []), (1, ["cold", "free", "load", "unregister"]), (2, ["cold", "free", "load", "unregister"])]
+    ("mode", "blocked"),
+    [(0, []), (1, ["cold", "free", "load", "unregister"]), (2, ["cold", "free", "load", "unregister"])],
 )
 def test_what_blocks_while_a_wait_is_pending(sim: Simulation, mode: int, blocked: list[str]) -> None:
     found = sim.run(drains, drain=mode)
@@ -208,8 +213,12 @@ def event_switches(parent: Parent) -> object:
     sim.set("event_limit", 3)
     found["limit"] = [code(cu.cuEventCreate(flags)) for flags in (6, 6, 6, 2)]
     sim.set("ipc_events", 0)
-    A = cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED
-    found["none"] = [int(cu.cuDeviceGetAttribute(A, w.device)[1]), code(cu.cuEventCreate(6)), code(cu.cuEventCreate(2))]
+    which = cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED
+    found["none"] = [
+        int(cu.cuDeviceGetAttribute(which, w.device)[1]),
+        code(cu.cuEventCreate(6)),
+        code(cu.cuEventCreate(2)),
+    ]
     return found
 
 

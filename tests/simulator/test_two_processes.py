@@ -241,7 +241,7 @@ def value_writer(parent: Parent, fd: int) -> object:
     from tests.simulator.trace_cases.world import need
 
     w = world()
-    area, address = shared_words(fd)
+    _area, address = shared_words(fd)
     need(cu.cuMemHostRegister(address, 4096, 3))
     pointer = int(need(cu.cuMemHostGetDevicePointer(address, 0)))
     parent.send("ready")

@@ -18,11 +18,19 @@ from pathlib import Path
 from cuda import bindings
 from cuda.bindings import driver as cu
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from trace_cases import peers  # noqa: E402
-from trace_cases import copies, events, handles, memory, physical, pools, values  # noqa: E402,F401
-from trace_cases.world import CASES, Case, Unexpected, World, need, run_child, text  # noqa: E402
+from tests.simulator.trace_cases import (  # noqa: F401
+    copies,
+    events,
+    handles,
+    memory,
+    peers,
+    physical,
+    pools,
+    values,
+)
+from tests.simulator.trace_cases.world import CASES, Case, Unexpected, World, need, run_child, text
 
 # Facts that belong to a machine, not to the meaning of a call.
 INFORMATIVE = ("fact_attributes", "fact_memory")

@@ -36,11 +36,26 @@ static bool overlaps(uint64_t start, uint64_t bytes) {
   return false;
 }
 
+/* Registered pages stay reachable for devices when the caller unmaps them, as pinned ones
+ * do: a second mapping of the same pages, which only shared memory allows. */
+static uint8_t *pin(uint8_t *address, uint64_t bytes) {
+  uint64_t inside = (uint64_t)address % DS_PAGE;
+  uint8_t *again = mremap(address - inside, 0, bytes + inside, MREMAP_MAYMOVE);
+  return again == MAP_FAILED ? address : again + inside;
+}
+
+static void unpin(struct ds_range *range) {
+  uint64_t inside = (uint64_t)range->host % DS_PAGE;
+  if (range->view != range->host)
+    munmap(range->view - inside, range->bytes + inside);
+}
+
 static enum ds_status add(void *owner, void *address, uint64_t bytes, unsigned flags, bool registered) {
   struct ds_range range = {.kind = DS_HOST,
                            .start = (uint64_t)address,
                            .bytes = bytes,
                            .host = address,
+                           .view = address,
                            .owner = owner,
                            .flags = flags,
                            .registered = registered};
@@ -52,6 +67,8 @@ static enum ds_status add(void *owner, void *address, uint64_t bytes, unsigned f
   }
   range.map_start = range.start;
   range.map_bytes = bytes;
+  if (registered)
+    range.view = pin(address, bytes);
   for (int i = 0; i < ds_device_count(); i++)
     range.access[i] = DS_READ | DS_WRITE;
   return ds_range_add(&range) ? DS_OK : DS_NOMEM;
@@ -90,6 +107,7 @@ enum ds_status ds_host_register(void *owner, void *address, uint64_t bytes, unsi
 }
 
 static void remove_host(struct ds_range *range) {
+  unpin(range);
   if (ds_is_device_address(range->start))
     ds_unreserve(range->start / DS_PAGE * DS_PAGE);
   ds_range_remove(range);

@@ -66,6 +66,7 @@ struct ds_range {
   struct ds_block *block;  /* NULL for host memory */
   uint64_t offset;         /* of `start` in the block's data */
   uint8_t *host;
+  uint8_t *view;           /* host memory as devices reach it */
   struct ds_device *device;
   void *owner;             /* context it belongs to, opaque here; NULL: none */
   uint64_t id;             /* unique in the process, never reused */

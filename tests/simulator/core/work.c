@@ -97,7 +97,7 @@ static bool look(uint64_t address, unsigned access, struct view *view) {
   view->block = NULL;
   if (range && (any_access(range) & access) == access) {
     uint64_t at = address - range->start;
-    view->host = range->block ? range->block->data + range->offset + at : range->host + at;
+    view->host = range->block ? range->block->data + range->offset + at : range->view + at;
     view->bytes = range->bytes - at;
     if (range->block) {
       view->block = ds_block_keep(range->block);
@@ -292,14 +292,14 @@ static enum ds_status run(struct ds_stream *stream, struct ds_op *op) {
 
 void ds_run(struct ds_stream *stream, struct ds_op *op) {
   struct ds_fault fault = ds_fault_at(work_name(op->work));
-  if (fault.action == DS_CODE || fault.action == DS_STICKY)
-    ds_lose(stream->device, (int)fault.arg);
-  else
-    ds_act(fault);
-  if (gone(stream)) {
+  bool fails = fault.action == DS_CODE || fault.action == DS_STICKY;
+  ds_act(fault);
+  if (fails || gone(stream))
     ds_count(DS_C_dropped, 1);
+  if (fails)
+    ds_lose(stream->device, (int)fault.arg);
+  if (gone(stream))
     return;
-  }
   if (run(stream, op) == DS_ILLEGAL_ADDRESS)
     ds_lose(stream->device, ds_front_illegal_address);
 }

@@ -179,7 +179,9 @@ def copy_batch(w: World) -> object:
     src, dst = w.alloc(4096), w.alloc(4096)
     one = attributes()
 
-    def batch(dsts: list[int], srcs: list[int], sizes: list[int], *, attrs: Any = None, starts: Any = None, stream: Any = None) -> object:
+    def batch(
+        dsts: list[int], srcs: list[int], sizes: list[int], *, attrs: Any = None, starts: Any = None, stream: Any = None
+    ) -> object:
         attrs = [one] if attrs is None else attrs
         starts = [0] if starts is None else starts
         to = [cu.CUdeviceptr(p) for p in dsts]

@@ -9,7 +9,12 @@ from .world import World, case, from_raw, isolated, need, raw
 
 @case
 def stream_create(w: World) -> object:
-    made = [cu.cuStreamCreate(2), cu.cuStreamCreate(0), cu.cuStreamCreateWithPriority(1, 100), cu.cuStreamCreateWithPriority(1, -100)]
+    made = [
+        cu.cuStreamCreate(2),
+        cu.cuStreamCreate(0),
+        cu.cuStreamCreateWithPriority(1, 100),
+        cu.cuStreamCreateWithPriority(1, -100),
+    ]
     priorities = [int(need(cu.cuStreamGetPriority(answer[1]))) for answer in made[1:]]
     least, greatest = need(cu.cuCtxGetStreamPriorityRange())
     for answer in made[1:]:

@@ -25,12 +25,40 @@ def device_get_range(w: World) -> object:
 
 @case
 def device_peer_self(w: World) -> object:
-    return {"code": cu.cuDeviceCanAccessPeer(w.device, w.device), "can": cu.cuDeviceCanAccessPeer(w.device, w.device)[1]}
+    return {
+        "code": cu.cuDeviceCanAccessPeer(w.device, w.device),
+        "can": cu.cuDeviceCanAccessPeer(w.device, w.device)[1],
+    }
 
 
 @case
 def fact_attributes(w: World) -> object:
-    wanted = (20, 41, 83, 86, 88, 89, 91, 92, 93, 94, 98, 99, 100, 101, 102, 103, 113, 115, 119, 122, 123, 124, 125, 128, 145)
+    wanted: tuple[int, ...] = (
+        20,
+        41,
+        83,
+        86,
+        88,
+        89,
+        91,
+        92,
+        93,
+        94,
+        98,
+        99,
+        100,
+        101,
+        102,
+        103,
+        113,
+        115,
+        119,
+        122,
+        123,
+        124,
+        125,
+    )
+    wanted += (128, 145)  # fmt: skip
     found = {}
     for number in wanted:
         try:
@@ -142,7 +170,13 @@ def primary_again(w: World) -> object:
 @case
 def alloc_sizes(w: World) -> object:
     answers = [cu.cuMemAlloc(0), cu.cuMemAlloc(1 << 60), cu.cuMemAlloc(1 << 45)]
-    return [*answers, cu.cuMemAllocManaged(0, 1), cu.cuMemAllocManaged(100, 7), cu.cuMemHostAlloc(0, 0), cu.cuMemHostAlloc(64, 99)]
+    return [
+        *answers,
+        cu.cuMemAllocManaged(0, 1),
+        cu.cuMemAllocManaged(100, 7),
+        cu.cuMemHostAlloc(0, 0),
+        cu.cuMemHostAlloc(64, 99),
+    ]
 
 
 @case
@@ -326,7 +360,7 @@ def module_edges(w: World) -> object:
     module = need(cu.cuModuleLoadData(ptx))
     function = need(cu.cuModuleGetFunction(module, b"nothing"))
     launch = (function, 1, 1, 1, 1, 1, 1, 0, w.stream, 0, 0)
-    answers = [
+    return [
         cu.cuModuleLoadData(b"junk that is no code\0"),
         cu.cuModuleGetFunction(module, b"absent"),
         cu.cuLaunchKernel(*launch),
@@ -335,4 +369,3 @@ def module_edges(w: World) -> object:
         cu.cuStreamSynchronize(w.stream),
         cu.cuModuleUnload(module),
     ]
-    return answers

@@ -206,12 +206,12 @@ def retain_edges(w: World) -> object:
 def chunk_range(w: World) -> object:
     """What an address range is over mapped chunks."""
     start = w.mapped(3)
-    found = {}
+    found: dict[str, object] = {}
     for name, pointer in {"first": start, "second": start + CHUNK + 8, "last": start + 3 * CHUNK - 1}.items():
         base, size = need(cu.cuMemGetAddressRange(pointer))
         found[name] = [int(base) - start, int(size)]
     reserved = w.reserve(CHUNK)
-    found["reserved"] = cu.cuMemGetAddressRange(reserved)  # type: ignore[assignment]
+    found["reserved"] = cu.cuMemGetAddressRange(reserved)
     return found
 
 

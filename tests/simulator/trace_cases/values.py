@@ -7,7 +7,7 @@ from typing import Any
 
 from cuda.bindings import driver as cu
 
-from .world import MIB, World, case, isolated, need
+from .world import World, case, isolated, need
 
 
 @isolated

@@ -179,7 +179,7 @@ class World:
         for i in range(chunks):
             at = start + i * 2 * MIB
             need(cu.cuMemMap(at, 2 * MIB, 0, self.physical(types=types), 0))
-            self.undo.callback(lambda at=at: cu.cuMemUnmap(at, 2 * MIB))
+            self.undo.callback(cu.cuMemUnmap, at, 2 * MIB)
         if access:
             need(cu.cuMemSetAccess(start, chunks * 2 * MIB, [self.access()], 1))
         return start
