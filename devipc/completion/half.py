@@ -144,6 +144,9 @@ class Drain:
         except (DriverError, ClosedError) as error:
             _log.warning("a marker cannot be asked any more, its work counts as ended: %s", error)
             return True
+        except DevIPCError as error:  # no proof of anything: what the device may still reach is kept
+            _log.debug("a marker cannot be asked now: %s", error)
+            return False
 
     def close(self) -> None:
         """Give the markers back."""

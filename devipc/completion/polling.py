@@ -13,7 +13,7 @@ from collections import deque
 from devipc.completion.half import give_back, need_transfer
 from devipc.completion.page import FencePage
 from devipc.completion.ticker import IDLE, ticker
-from devipc.errors import ClosedError, DriverError
+from devipc.errors import ClosedError, DevIPCError
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import Marker, Stream
 from devipc.types import PoisonReason
@@ -77,7 +77,7 @@ class PollingProducer:
         """Return True when all markers are done, or cannot be asked any more."""
         try:
             self._advance()
-        except (DriverError, ClosedError):
+        except DevIPCError:
             return True
         return not self._pending
 
@@ -106,7 +106,7 @@ class PollingProducer:
     def _tick(self) -> float | None:
         try:
             self._advance()
-        except (DriverError, ClosedError):  # the device is lost or closed, or the fence is
+        except DevIPCError:  # device or fence are lost or closed; whatever it is, nobody else would tell the consumers
             with contextlib.suppress(ClosedError):
                 self._page.poison(PoisonReason.DEVICE_LOST)
             return None

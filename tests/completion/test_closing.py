@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 
 from devipc.completion import ConsumerFence, ProducerFence, create_fence
-from devipc.errors import ClosedError, CompletionTimeout, DeviceLostError, FencePoisoned
+from devipc.errors import (
+    CapabilityError,
+    ClosedError,
+    CompletionTimeout,
+    DeviceLostError,
+    DriverError,
+    FencePoisoned,
+)
+from devipc.host.events import HostEvents
 from devipc.host.transfer import HostTransfer
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import HostRegistration
@@ -259,6 +267,50 @@ def test_a_lost_device_ends_in_an_error_and_a_close(strategy: Strategy) -> None:
         consumer.close(0.2)
         producer.close(0.2)
         assert time.monotonic() - started < 2.0
+
+
+def unreachable(*_: object) -> bool:
+    raise CapabilityError("the service between this process and the device has ended", code="mps")
+
+
+@every_strategy
+def test_a_device_that_cannot_be_asked_any_more_leaves_nobody_waiting(
+    device: Device, strategy: Strategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drivers have more ways to refuse a query than the statuses that mean a lost device."""
+    stream = stream_of(device)
+    producer = create_fence(device, strategy)
+    consumer = open_exported(device, producer.export())
+    hold(stream)
+    producer.signal(stream, 1)
+    monkeypatch.setattr(HostTransfer, "query_marker", unreachable)
+    if strategy is Strategy.POLLING:
+        with pytest.raises(FencePoisoned):
+            consumer.synchronize(1, 5.0)
+    started = time.monotonic()
+    consumer.close(0.2)
+    producer.close(0.2)
+    assert time.monotonic() - started < 2.0
+    stream.resume()
+    transfer_of(device).synchronize_stream(stream)
+
+
+def test_an_event_that_died_with_its_maker_is_a_poisoned_fence(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some drivers refuse to query it then; the fence's own page has the reason already."""
+    stream = stream_of(device)
+    with pair(device, Strategy.EVENT) as (producer, consumer):
+        hold(stream)
+        producer.signal(stream, 1)
+        consumer.poison(PoisonReason.PEER_DIED)
+
+        def refuse(*_: object) -> bool:
+            raise DriverError("the handle is not valid any more", code="invalid_handle")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(HostEvents, "query", refuse)
+            with pytest.raises(FencePoisoned):
+                consumer.query(1)
+        stream.resume()
 
 
 @every_strategy
