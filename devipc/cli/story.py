@@ -141,7 +141,7 @@ class Story:
         except CompletionTimeout as error:
             ended = f"HUNG: {error.message}"
             wrong += 1
-        self._wait_gone(importer, killed_at)
+        self._wait_gone(noticed, killed_at)
         self.report["kill"] = {
             "pages_taken": taken,
             "wrong_pages": wrong,
@@ -151,8 +151,8 @@ class Story:
             "memory_stale": pool.stale,
         }
 
-    def _wait_gone(self, importer: Importer, since: float) -> None:
-        while importer.state is not PeerState.GONE:
+    def _wait_gone(self, noticed: dict[PeerState, float], since: float) -> None:
+        while PeerState.GONE not in noticed:  # the state itself changes a moment before the callbacks are told
             if time.perf_counter() - since > _TIMEOUT_S:
                 raise CompletionTimeout("the killed process is not reported gone", remedy="this is a bug in devipc")
             time.sleep(1e-3)
