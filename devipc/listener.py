@@ -115,9 +115,10 @@ def _connect_error(name: str, error: OSError) -> DevIPCError:
 class Listener:
     """A listening socket with exactly one live owner.
 
-    Missing directories are made with mode 0700, the socket gets mode 0600 before anybody can connect. A leftover of
-    a dead owner is replaced, a live owner never: an exclusive lock on ``path + ".lock"`` tells them apart, and the
-    kernel drops it with its process. Any thread; a forked child's copies are closed at once.
+    Missing directories are made with mode 0700, the socket gets mode 0600 before anybody can connect; 0666 with
+    ``allowed_uids``, who also need a directory that they can enter. A leftover of a dead owner is replaced, a live
+    owner never: an exclusive lock on ``path + ".lock"`` tells them apart, and the kernel drops it with its process.
+    Any thread; a forked child's copies are closed at once.
 
     Parameters
     ----------
@@ -165,7 +166,8 @@ class Listener:
         try:
             sock.bind(self.path)
             self._file = _file_of(self.path)
-            os.chmod(self.path, 0o600)
+            # With a list of users the kernel's word about the peer decides. Nobody can connect before listen().
+            os.chmod(self.path, 0o666 if self._allowed else 0o600)
             report("channel_listen")
             sock.listen(backlog)
         except OSError as error:

@@ -37,12 +37,13 @@ class Exporter(Endpoint):
     Parameters
     ----------
     path : path-like, optional
-        Socket to listen on, at most 107 bytes, in a directory that only this user may enter (made if absent). A
+        Socket to listen on, at most 107 bytes, in a directory that only this user may change (made if absent). A
         private path of its own when None; read it from :attr:`path`.
     backend, device, strategy, timeout_s
         See :class:`~devipc.session.Endpoint`.
     allow_uids : collection of int
-        Further users whose processes may connect, for containers; the own user always may.
+        Further users whose processes may connect, for containers; the own user always may. They need a directory that
+        they can enter, and have to name this user in turn: see :class:`~devipc.session.Importer`.
 
     Raises
     ------
@@ -88,23 +89,31 @@ class Exporter(Endpoint):
                 _log.warning("a connection was refused: %s", error)
                 continue
             self._greetings.acquire()
-            threading.Thread(target=self._greet, args=(channel,), name="devipc-greet", daemon=True).start()
+            try:
+                threading.Thread(target=self._greet, args=(channel,), name="devipc-greet", daemon=True).start()
+            except RuntimeError as error:  # the next client may have better luck
+                _log.warning("no thread to greet a client with: %s", error)
+                self._greetings.release()
+                channel.close()
 
     def _greet(self, channel: Channel) -> None:
         try:
             link = Link.accept(channel, facts=self.facts(), timeout_s=_HELLO_TIMEOUT_S)
-        except DevIPCError as error:
+        except Exception as error:
             _log.warning("a client did not say hello: %s", error)
+            channel.close()
             return
         finally:
             self._greetings.release()
-        peer = Peer(self, link)
-        with self._lock:
-            if self._closed:
-                link.close()
-                return
-            link.start()  # under the lock: whoever waits for a peer gets one that answers
-            self._joined(peer)
+        try:
+            peer = Peer(self, link)
+            with self._lock:
+                self._check_open()
+                link.start()  # under the lock: whoever waits for a peer gets one that answers
+                self._joined(peer)
+        except DevIPCError as error:
+            _log.warning("a client was turned away: %s", error)
+            link.close()
 
     def _stop_listening(self) -> None:
         self._listener.close()

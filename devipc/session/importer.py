@@ -6,6 +6,7 @@ Owns one connection. It drives the choice of the completion strategy for both en
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from os import PathLike
 
 from devipc import completion
@@ -46,13 +47,18 @@ class Importer(Endpoint):
         device: str | None = None,
         strategy: Strategy | str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        allow_uids: Collection[int] = (),
     ) -> None:
         super().__init__(backend=backend, device=device, strategy=strategy, timeout_s=timeout_s)
         self._deciding = threading.Lock()
-        link = Link.connect(path, facts=self.facts(), timeout_s=timeout_s)
-        self._peer = Peer(self, link)
-        self._joined(self._peer)
-        link.start()
+        link = Link.connect(path, facts=self.facts(), timeout_s=timeout_s, allowed_uids=allow_uids)
+        try:
+            self._peer = Peer(self, link)
+            self._joined(self._peer)
+            link.start()
+        except BaseException:
+            link.close()
+            raise
 
     @property
     def peer(self) -> Peer:
