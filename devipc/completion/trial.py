@@ -269,10 +269,7 @@ class TrialResponder:
         try:
             return self._answer(body, fds)
         finally:
-            with self._lock:
-                self._answering = False
-                closed = self._closed
-            if closed:
+            if self._closed_meanwhile():
                 self._end()
 
     def _answer(self, body: bytes, fds: Sequence[int]) -> tuple[bytes, tuple[int, ...]]:
@@ -324,6 +321,11 @@ class TrialResponder:
             if self._answering:
                 return
         self._end()
+
+    def _closed_meanwhile(self) -> bool:
+        with self._lock:
+            self._answering = False
+            return self._closed
 
     def _end(self) -> None:
         self._forget_sent()
