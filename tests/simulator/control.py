@@ -1,7 +1,7 @@
 """Typed access to the control functions of a simulated driver library.
 
 Owns the ctypes signatures of ``devsim_*`` and the environment of a simulated
-process.  It makes no driver call and knows no vendor's names.
+process.  It makes no driver call.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ def environment(folder: Path, room: str, **switches: object) -> dict[str, str]:
     result = {
         "LD_LIBRARY_PATH": f"{folder}:{path}" if path else str(folder),
         "DEVSIM_ROOM": room,
-        "CUDA_PATHFINDER_DISABLE_VERSION_CHECK": "1",
         "CUDA_PYTHON_DISABLE_VERSION_CHECK": "1",
     }
     result.update({f"DEVSIM_{name.upper()}": str(value) for name, value in switches.items()})

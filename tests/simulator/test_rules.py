@@ -180,9 +180,9 @@ def endless_copy(parent: Parent) -> object:
     device, pinned = w.alloc(4096), w.pinned(4096)
     Simulator.loaded().inject("work.copy@1=hang")
     need(cu.cuMemcpyAsync(pinned, device, 4096, w.stream))
+    time.sleep(0.3)  # it is in the endless copy
     other = need(cu.cuStreamCreate(1))
     need(cu.cuMemcpyAsync(pinned, device, 4096, other))
-    time.sleep(0.1)
     parent.send([code(cu.cuStreamQuery(w.stream)), code(cu.cuStreamSynchronize(other)), len(fetch(device, 8))])
     parent.receive()
     return None

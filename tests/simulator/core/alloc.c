@@ -182,22 +182,31 @@ enum ds_status ds_free(uint64_t start) {
   return status;
 }
 
-/* A context ends: its classic memory and open handles go with it. */
+/* One range of a context, of the kinds that end with it; caller holds the lock. */
+static struct ds_range *any_of(const void *owner) {
+  struct ds_range *range;
+  for (size_t i = 0; (range = ds_range_at(i)); i++)
+    if (range->owner == owner &&
+        (range->kind == DS_CLASSIC || range->kind == DS_MANAGED || range->kind == DS_IMPORT || range->kind == DS_HOST))
+      return range;
+  return NULL;
+}
+
 void ds_free_owner(void *owner) {
-  struct ds_range *found[1];
-  ds_lock();
-  while (ds_ranges(found, 1, owner, DS_CLASSIC) || ds_ranges(found, 1, owner, DS_MANAGED))
-    release(found[0]);
-  ds_unlock();
-  while (ds_ranges(found, 1, owner, DS_IMPORT)) {
-    found[0]->opens = 1;
-    ds_close(found[0]->start);
-  }
-  while (ds_ranges(found, 1, owner, DS_HOST)) {
-    void *host = found[0]->host;
-    if (found[0]->registered)
-      ds_host_unregister(host);
+  for (;;) {
+    ds_lock();
+    struct ds_range *range = any_of(owner);
+    struct ds_range found = range ? *range : (struct ds_range){0};
+    if (range && range->kind == DS_IMPORT)
+      range->opens = 1;
+    ds_unlock();
+    if (!range)
+      return;
+    if (found.kind == DS_IMPORT)
+      ds_close(found.start);
+    else if (found.kind == DS_HOST)
+      found.registered ? ds_host_unregister(found.host) : ds_host_free(found.host);
     else
-      ds_host_free(host);
+      ds_free(found.start);
   }
 }

@@ -59,11 +59,11 @@ enum ds_status ds_export(uint64_t address, uint8_t out[DS_HANDLE_BYTES]) {
 
 /* An open mapping of the same memory in the same context; caller holds the lock. */
 static struct ds_range *opened(void *owner, const struct handle *handle) {
-  struct ds_range *found[256];
-  int n = ds_ranges(found, 256, owner, DS_IMPORT);
-  for (int i = 0; i < n; i++)
-    if (!memcmp(found[i]->block->header->id, handle->id, sizeof handle->id))
-      return found[i];
+  struct ds_range *range;
+  for (size_t i = 0; (range = ds_range_at(i)); i++)
+    if (range->kind == DS_IMPORT && range->owner == owner &&
+        !memcmp(range->block->header->id, handle->id, sizeof handle->id))
+      return range;
   return NULL;
 }
 

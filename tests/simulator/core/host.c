@@ -24,18 +24,6 @@ static bool is_mapped(const void *address, uint64_t bytes) {
   return true;
 }
 
-/* Caller holds the lock. */
-static bool overlaps(uint64_t start, uint64_t bytes) {
-  struct ds_range *found[256];
-  int n = ds_ranges(found, 256, NULL, DS_HOST);
-  for (int i = 0; i < n; i++) {
-    uint64_t host = (uint64_t)found[i]->host;
-    if (host < start + bytes && start < host + found[i]->bytes)
-      return true;
-  }
-  return false;
-}
-
 /* Registered pages stay reachable for devices when the caller unmaps them, as pinned ones
  * do: a second mapping of the same pages, which only shared memory allows. */
 static uint8_t *pin(uint8_t *address, uint64_t bytes) {
@@ -85,7 +73,7 @@ static enum ds_status try_register(void *owner, void *address, uint64_t bytes, u
   if (!is_mapped(address, bytes))
     return DS_INVALID;
   ds_lock();
-  enum ds_status status = overlaps((uint64_t)address, bytes) ? DS_REGISTERED : add(owner, address, bytes, flags, true);
+  enum ds_status status = ds_find_host((uint64_t)address, bytes) ? DS_REGISTERED : add(owner, address, bytes, flags, true);
   if (status == DS_OK) {
     ds_count(DS_C_live_registrations, 1);
     ds_count(DS_C_pinned_bytes, (long)bytes);
@@ -115,7 +103,7 @@ static void remove_host(struct ds_range *range) {
 
 enum ds_status ds_host_unregister(void *address) {
   ds_lock();
-  struct ds_range *range = ds_find_host((uint64_t)address);
+  struct ds_range *range = ds_find_host((uint64_t)address, 1);
   enum ds_status status = DS_NOT_REGISTERED;
   if (range && range->host == address && range->registered) {
     ds_count(DS_C_live_registrations, -1);
@@ -149,7 +137,7 @@ enum ds_status ds_host_alloc(void *owner, uint64_t bytes, unsigned flags, void *
 enum ds_status ds_host_free(void *address) {
   uint64_t bytes = 0;
   ds_lock();
-  struct ds_range *range = ds_find_host((uint64_t)address);
+  struct ds_range *range = ds_find_host((uint64_t)address, 1);
   if (range && range->host == address && !range->registered) {
     bytes = (range->bytes + DS_PAGE - 1) / DS_PAGE * DS_PAGE;
     remove_host(range);

@@ -110,8 +110,8 @@ struct ds_range *ds_range_add(const struct ds_range *like);
 void ds_range_remove(struct ds_range *range);
 struct ds_range *ds_find(uint64_t address);
 struct ds_range *ds_find_next(uint64_t address); /* first range that ends above it */
-struct ds_range *ds_find_host(uint64_t host_address);
-int ds_ranges(struct ds_range **out, int max, void *owner, enum ds_kind kind);
+struct ds_range *ds_find_host(uint64_t host_address, uint64_t bytes); /* host memory that overlaps these */
+struct ds_range *ds_range_at(size_t i); /* in order of addresses; NULL past the end */
 
 /* alloc.c, host.c */
 enum ds_status ds_alloc(struct ds_device *device, void *owner, uint64_t bytes, uint64_t *out);

@@ -247,17 +247,15 @@ enum ds_status ds_pool_value(struct ds_pool *pool, enum ds_pool_value which, uin
 }
 
 enum ds_status ds_pool_access(struct ds_pool *pool, struct ds_device *device, unsigned *access, bool set) {
-  struct ds_range *found[1024];
   ds_lock();
   enum ds_status status = !valid(pool) ? DS_INVALID : !ds_peer(pool->device, device) ? DS_NO_PEER : DS_OK;
   if (status == DS_OK && set && device == pool->device && *access != (DS_READ | DS_WRITE))
     status = DS_INVALID; /* its own device always has it */
   if (status == DS_OK && set) {
     pool->access[device->index] = *access;
-    int n = ds_ranges(found, 1024, NULL, pool->imported ? DS_POOL_IMPORT : DS_POOL);
-    for (int i = 0; i < n; i++)
-      if (found[i]->parent == pool)
-        found[i]->access[device->index] = *access;
+    for (struct ds_range *at = ds_find_next(pool->start); at && at->start < pool->start + pool->limit;
+         at = ds_find_next(at->start + at->bytes))
+      at->access[device->index] = *access;
   } else if (status == DS_OK) {
     *access = pool->access[device->index];
   }

@@ -154,20 +154,14 @@ struct ds_range *ds_find(uint64_t address) {
   return range && range->start <= address ? range : NULL;
 }
 
-/* By host address: where the device address of host memory is an alias. */
-struct ds_range *ds_find_host(uint64_t host_address) {
+struct ds_range *ds_range_at(size_t i) { return i < range_count ? ranges[i] : NULL; }
+
+/* By host address: the device address of host memory may be an alias. */
+struct ds_range *ds_find_host(uint64_t host_address, uint64_t bytes) {
   for (size_t i = 0; i < range_count; i++) {
     uint64_t host = (uint64_t)ranges[i]->host;
-    if (ranges[i]->kind == DS_HOST && host_address >= host && host_address - host < ranges[i]->bytes)
+    if (ranges[i]->kind == DS_HOST && host < host_address + bytes && host_address < host + ranges[i]->bytes)
       return ranges[i];
   }
   return NULL;
-}
-
-int ds_ranges(struct ds_range **out, int max, void *owner, enum ds_kind kind) {
-  int n = 0;
-  for (size_t i = 0; i < range_count && n < max; i++)
-    if ((!owner || ranges[i]->owner == owner) && (!kind || ranges[i]->kind == kind))
-      out[n++] = ranges[i];
-  return n;
 }

@@ -191,24 +191,35 @@ static uint64_t last_ticket(struct ds_stream *stream) {
   return last;
 }
 
-enum { MANY = 512 };
+/* Walks live streams; what the loop body sees cannot vanish under it. */
+#define EACH_STREAM(at, owner)                                                        \
+  for (struct ds_stream *at = ds_next_stream(owner, 0), *following_; at;              \
+       following_ = ds_next_stream(owner, at->id), ds_stream_drop(at), at = following_)
+
+struct ds_stream *ds_next_stream(const void *owner, uint64_t after) {
+  struct ds_stream *best = NULL;
+  pthread_mutex_lock(&list_lock);
+  for (struct ds_stream *at = streams; at; at = at->next)
+    if ((!owner || at->owner == owner) && at->id > after && (!best || at->id < best->id))
+      best = at;
+  if (best)
+    atomic_fetch_add(&best->refs, 1);
+  pthread_mutex_unlock(&list_lock);
+  return best;
+}
 
 /* The default stream runs after all blocking streams of its owner, and they after it. */
 static void order(struct ds_stream *stream) {
-  struct ds_stream *found[MANY];
   if (!stream->blocking)
     return;
-  int n = ds_streams_of(stream->owner, true, found, MANY);
-  for (int i = 0; i < n; i++) {
-    uint64_t last = last_ticket(found[i]);
-    bool matters = found[i] != stream && (stream->is_default || found[i]->is_default) &&
-                   last > atomic_load(&found[i]->completed);
-    if (!matters) {
-      ds_stream_drop(found[i]);
+  EACH_STREAM(other, stream->owner) {
+    uint64_t last = last_ticket(other);
+    bool paired = other != stream && other->blocking && (stream->is_default || other->is_default);
+    if (!paired || last <= atomic_load(&other->completed))
       continue;
-    }
     struct ds_op *join = ds_op_new(DS_JOIN);
-    join->other = found[i]; /* takes over the reference */
+    atomic_fetch_add(&other->refs, 1);
+    join->other = other;
     join->other_ticket = last;
     enqueue(stream, join, NULL);
   }
@@ -242,47 +253,25 @@ enum ds_status ds_stream_query(struct ds_stream *stream) {
   return done ? DS_OK : DS_NOT_READY;
 }
 
-int ds_streams_of(void *owner, bool only_blocking, struct ds_stream **out, int max) {
-  int n = 0;
-  pthread_mutex_lock(&list_lock);
-  for (struct ds_stream *at = streams; at && n < max; at = at->next)
-    if ((!owner || at->owner == owner) && (!only_blocking || at->blocking)) {
-      atomic_fetch_add(&at->refs, 1);
-      out[n++] = at;
-    }
-  pthread_mutex_unlock(&list_lock);
-  return n;
-}
-
 enum ds_status ds_sync_owner(void *owner) {
-  struct ds_stream *found[MANY];
   enum ds_status status = DS_OK;
-  int n = ds_streams_of(owner, false, found, MANY);
-  for (int i = 0; i < n; i++) {
-    enum ds_status one = ds_stream_sync(found[i]);
+  EACH_STREAM(at, owner) {
+    enum ds_status one = ds_stream_sync(at);
     status = status == DS_OK ? one : status;
-    ds_stream_drop(found[i]);
   }
   return status;
 }
 
 void ds_destroy_streams(void *owner) {
-  struct ds_stream *found[MANY];
-  int n = ds_streams_of(owner, false, found, MANY);
-  for (int i = 0; i < n; i++) {
-    ds_stream_destroy(found[i]);
-    ds_stream_drop(found[i]);
-  }
+  EACH_STREAM(at, owner)
+    ds_stream_destroy(at);
 }
 
 void ds_streams_kick(void) {
-  struct ds_stream *found[MANY];
-  int n = ds_streams_of(NULL, false, found, MANY);
-  for (int i = 0; i < n; i++) {
-    pthread_mutex_lock(&found[i]->lock);
-    pthread_cond_broadcast(&found[i]->changed);
-    pthread_mutex_unlock(&found[i]->lock);
-    ds_stream_drop(found[i]);
+  EACH_STREAM(at, NULL) {
+    pthread_mutex_lock(&at->lock);
+    pthread_cond_broadcast(&at->changed);
+    pthread_mutex_unlock(&at->lock);
   }
 }
 

@@ -77,7 +77,8 @@ enum ds_status ds_submit(struct ds_stream *stream, struct ds_op *op, uint64_t *t
 enum ds_status ds_wait_ticket(struct ds_stream *stream, uint64_t ticket);
 enum ds_status ds_stream_sync(struct ds_stream *stream);
 enum ds_status ds_stream_query(struct ds_stream *stream);
-int ds_streams_of(void *owner, bool only_blocking, struct ds_stream **out, int max); /* each with a reference */
+/* The next live stream of an owner (NULL: of all) by id, with a reference; start with 0. */
+struct ds_stream *ds_next_stream(const void *owner, uint64_t after);
 void ds_stream_drop(struct ds_stream *stream);
 enum ds_status ds_sync_owner(void *owner);
 void ds_destroy_streams(void *owner);

@@ -75,7 +75,7 @@ enum ds_status ds_check_copy(const struct ds_copy *copy) {
 
 bool ds_reaches_pageable(uint64_t address) {
   ds_lock();
-  bool known = ds_is_device_address(address) || ds_find(address) || ds_find_host(address);
+  bool known = ds_is_device_address(address) || ds_find(address) || ds_find_host(address, 1);
   ds_unlock();
   return !known;
 }

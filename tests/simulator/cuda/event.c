@@ -31,8 +31,8 @@ static int record(CUevent event, CUstream handle) {
   TRY(find(event, &context));
   if (cu_capturing(stream, &code))
     return code;
-  if (ds_event_device(event) != stream->device)
-    return CU_INVALID_HANDLE;
+  if (ds_event_owner(event) != stream->owner)
+    return CU_INVALID_HANDLE; /* both have to belong to one context */
   return cu_code(ds_event_record(event, stream), stream->device);
 }
 

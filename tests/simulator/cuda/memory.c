@@ -89,7 +89,7 @@ API(cuMemHostGetDevicePointer, 3020, cuMemHostGetDevicePointer_v2, (CUdeviceptr 
   if (!out || !pointer || flags)
     return CU_INVALID_VALUE;
   ds_lock();
-  struct ds_range *range = ds_find_host((uint64_t)pointer);
+  struct ds_range *range = ds_find_host((uint64_t)pointer, 1);
   if (range)
     *out = range->start + ((uint64_t)pointer - (uint64_t)range->host);
   ds_unlock();
@@ -102,7 +102,7 @@ API(cuMemHostGetFlags, 2030, cuMemHostGetFlags, (unsigned *flags, void *pointer)
   if (!flags)
     return CU_INVALID_VALUE;
   ds_lock();
-  struct ds_range *range = ds_find_host((uint64_t)pointer);
+  struct ds_range *range = ds_find_host((uint64_t)pointer, 1);
   if (range)
     *flags = range->flags | 2; /* always mapped where addresses are unified */
   ds_unlock();
@@ -162,7 +162,7 @@ static int attribute_of(void *out, int attribute, CUdeviceptr pointer) {
   ds_lock();
   struct ds_range *range = ds_find(pointer);
   if (!range && !ds_is_device_address(pointer))
-    range = ds_find_host(pointer); /* asked by the host address of aliased memory */
+    range = ds_find_host(pointer, 1); /* asked by the host address of aliased memory */
   int code = range ? answer(range, attribute, range->start <= pointer ? pointer : range->start, out) : CU_INVALID_VALUE;
   ds_unlock();
   return code;

@@ -86,19 +86,17 @@ bool cu_capturing(struct ds_stream *stream, int *code) {
 }
 
 int cu_not_capturing(void) {
-  struct ds_stream *found[64];
   int code = CU_OK;
   if (!atomic_load(&captures) || capture_mode == 2)
     return CU_OK;
-  int n = ds_streams_of(NULL, false, found, 64);
-  for (int i = 0; i < n; i++) {
-    struct ds_stream *stream = found[i];
-    bool mine = pthread_equal(stream->capture_thread, pthread_self());
-    bool forbids = stream->capture == DS_CAPTURING && stream->capture_mode != 2 &&
-                   (mine || (stream->capture_mode == 0 && capture_mode == 0));
+  for (struct ds_stream *at = ds_next_stream(NULL, 0), *next; at; at = next) {
+    bool mine = pthread_equal(at->capture_thread, pthread_self());
+    bool forbids = at->capture == DS_CAPTURING && at->capture_mode != 2 &&
+                   (mine || (at->capture_mode == 0 && capture_mode == 0));
     if (forbids && code == CU_OK)
-      code = refuse_capture(stream);
-    ds_stream_drop(stream);
+      code = refuse_capture(at);
+    next = ds_next_stream(NULL, at->id);
+    ds_stream_drop(at);
   }
   return code;
 }
