@@ -256,7 +256,7 @@ class FencePage:
             # Two writers may store the same number. The wake-up is still sent, and every wait is short.
             self._halves[_KICK_32] = (self._halves[_KICK_32] + 1) & 0xFFFFFFFF
             futex_wake(self._map.address + 4 * _KICK_32)
-        except (ValueError, OSError):
+        except (ValueError, UsageError):
             return  # closed by another thread: nobody is left to be woken here
 
     def wait_until(self, condition: Callable[[], bool], *, timeout_s: float, pause_s: float) -> bool:
@@ -278,7 +278,10 @@ class FencePage:
                 spins += 1
                 time.sleep(0)
                 continue
-            futex_wait(self._map.address + 4 * _KICK_32, kick, timeout_s=min(pause, left))
+            try:
+                futex_wait(self._map.address + 4 * _KICK_32, kick, timeout_s=min(pause, left))
+            except UsageError:  # unmapped by another thread since the word was read
+                raise _closed() from None
             pause = min(2 * pause, pause_s)
 
     @property

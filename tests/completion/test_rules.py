@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from devipc.calltrace import observe
-from devipc.completion import Fence, create_fence
+from devipc.completion import Fence, create_fence, page
 from devipc.errors import ClosedError, CompletionTimeout, FencePoisoned, ForkError, ResourceExhausted, UsageError
 from devipc.interfaces.backend import Device
 from devipc.types import MAX_FENCE_VALUE, PoisonReason, Strategy
@@ -320,3 +320,24 @@ def test_a_closed_fence_is_refused(device: Device, strategy: Strategy) -> None:
         producer.export()
     with pytest.raises(ClosedError):
         producer.poison(PoisonReason.CLOSED)
+
+
+def test_a_page_that_is_closed_between_two_looks_ends_as_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel then finds nothing at the address, which is not the fault of whoever waits or wakes."""
+    for name in ("futex_wait", "futex_wake"):
+        made, fd = page.FencePage.create(generation=0)
+        os.close(fd)
+        real = getattr(page, name)
+
+        def closing(*args: Any, made: page.FencePage = made, real: Any = real, **options: Any) -> Any:
+            made.close()
+            return real(*args, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(page, name, closing)
+            if name == "futex_wake":
+                made.kick()
+            else:
+                with pytest.raises(ClosedError):
+                    made.wait_until(lambda: False, timeout_s=5.0, pause_s=1e-3)
+        assert made.closed
