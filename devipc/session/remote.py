@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from devipc.errors import BoundsError, ClosedError, StaleError
+from devipc.errors import BoundsError, ClosedError, HandleError, StaleError, UsageError
 from devipc.integrations import ForeignBuffer, ViewKeeper, itemsize_of
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import Stream
@@ -33,10 +33,17 @@ def check_meta(meta: ShareMeta, nbytes: int) -> None:
 
     Raises
     ------
+    HandleError
+        For an element type that this side does not know.
     BoundsError
         When one does not: the exporter's description is wrong or was changed on the way.
     """
-    itemsize = itemsize_of(meta.dtype)
+    try:
+        itemsize = itemsize_of(meta.dtype)
+    except UsageError as error:  # the exporter's words, not the caller's
+        raise HandleError(
+            f"the exporter describes {error.message}", code="dtype", remedy="run the same devipc on both sides"
+        ) from error
     low = high = meta.offset
     for extent, stride in zip(meta.shape, meta.strides, strict=True):
         reach = (extent - 1) * stride * itemsize if extent else 0

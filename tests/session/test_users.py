@@ -55,7 +55,7 @@ def test_two_users_who_name_each_other_share_memory(tmp_path: Path) -> None:
     folder.mkdir(mode=0o711)
     with Exporter(folder / "s", allow_uids=[OTHER_UID], timeout_s=TIMEOUT_S) as session:
         session.share("block", session.allocate(4096))
-        assert stranger(folder, 0) == f"read {bytes(4)}"
+        assert stranger(folder, 0) == f"read {bytes(4)!r}"
         assert stranger(folder) == "PeerRefused uid"
     with Exporter(folder / "s", timeout_s=TIMEOUT_S):
         assert stranger(folder, 0) == "PeerRefused connect"

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
+from devipc.errors import HandleError
 from devipc.session import Exporter, Importer
+from devipc.session.messages import ShareMeta
+from devipc.session.remote import check_meta
 from tests.session.processes import eventually
 from tests.session.worker import TIMEOUT_S
 
@@ -30,3 +35,8 @@ def test_a_view_that_dies_after_close_gives_back_on_another_thread() -> None:
         assert eventually(lambda: bool(gave_back))
         assert gave_back != [threading.get_ident()]
         exporter.unshare("block", timeout_s=TIMEOUT_S)
+
+
+def test_an_element_type_that_only_the_exporter_knows_is_the_handles_fault() -> None:
+    with pytest.raises(HandleError, match="float3"):
+        check_meta(ShareMeta("float3", (4,), (1,)), 4096)
