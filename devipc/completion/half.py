@@ -130,12 +130,15 @@ class Drain:
         self._transfer = transfer
         self._markers: dict[int, Marker] = {}
 
+    def prepare(self, stream: Stream) -> None:
+        """Make what :meth:`mark` needs, before anything is enqueued that could then not be marked."""
+        if stream.handle not in self._markers:
+            self._markers[stream.handle] = self._transfer.create_marker()
+
     def mark(self, stream: Stream) -> None:
         """Remember that the page is in use until everything on ``stream`` so far is done."""
-        marker = self._markers.get(stream.handle)
-        if marker is None:
-            marker = self._markers[stream.handle] = self._transfer.create_marker()
-        self._transfer.record(marker, stream)
+        self.prepare(stream)
+        self._transfer.record(self._markers[stream.handle], stream)
 
     def done(self) -> bool:
         """Return True when all of it is over. A device that is lost or closed has nothing pending."""

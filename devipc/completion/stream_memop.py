@@ -54,6 +54,7 @@ class MemopProducer(_Registered):
 
     def signal(self, stream: Stream, n: int) -> None:
         """Enqueue the store."""
+        self._drain.prepare(stream)
         self._writes.write(stream, self._word, n)
         self._drain.mark(stream)
 
@@ -77,5 +78,6 @@ class MemopConsumer(_Registered):
 
     def wait(self, stream: Stream, n: int) -> None:
         """Enqueue the wait."""
+        self._drain.prepare(stream)
         self._waits.wait(stream, self._word, n)
         self._drain.mark(stream)

@@ -18,9 +18,10 @@ from devipc.errors import (
     DeviceLostError,
     DriverError,
     FencePoisoned,
+    ResourceExhausted,
 )
 from devipc.host.events import HostEvents
-from devipc.host.transfer import HostTransfer
+from devipc.host.transfer import HostMarker, HostTransfer
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import HostRegistration
 from devipc.types import POISON_BASE, PoisonReason, Strategy
@@ -267,6 +268,26 @@ def test_a_lost_device_ends_in_an_error_and_a_close(strategy: Strategy) -> None:
         consumer.close(0.2)
         producer.close(0.2)
         assert time.monotonic() - started < 2.0
+
+
+def test_a_signal_that_fails_for_want_of_a_marker_has_stored_nothing(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would know of such a store: neither who may wait for it, nor until when the page must stay."""
+    stream = stream_of(device)
+    with pair(device, Strategy.STREAM_MEMOP) as (producer, consumer):
+
+        def exhausted(*_: object) -> HostMarker:
+            raise ResourceExhausted("no marker left", code="events")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(HostTransfer, "create_marker", exhausted)
+            with pytest.raises(ResourceExhausted):
+                producer.signal(stream, 1)
+        transfer_of(device).synchronize_stream(stream)
+        assert (consumer.value, consumer.issued) == (0, 0)
+        producer.signal(stream, 1)
+        consumer.synchronize(1, 5.0)
 
 
 def unreachable(*_: object) -> bool:
