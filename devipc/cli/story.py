@@ -20,7 +20,7 @@ from devipc import errors
 from devipc.cli.stage import Stage
 from devipc.cli.story_peer import page
 from devipc.errors import CompletionTimeout, DevIPCError, FencePoisoned, PeerError
-from devipc.session import Importer, PeerState, RemoteMemory
+from devipc.session import Importer, PeerEvent, PeerState, RemoteMemory
 
 __all__ = ["Story"]
 
@@ -129,7 +129,11 @@ class Story:
         killed_at = 0.0
         ended = ""
         noticed: dict[PeerState, float] = {}
-        importer.on_event(lambda event: noticed.setdefault(event.state, time.perf_counter()))
+
+        def notice(event: PeerEvent) -> None:
+            noticed.setdefault(event.state, time.perf_counter())
+
+        importer.on_event(notice)
         try:
             for number, right in self._pages(child, importer, pool, stage):
                 taken, wrong = number, wrong + (not right)
