@@ -226,10 +226,13 @@ class Channel:
     def is_quiet(self) -> bool:
         """Return whether the receiver waits and nothing has come: nothing is on its way through this process.
 
-        Never blocks, nor lets go of the interpreter lock, so that the two looks are one.
+        A closed channel is quiet. Never blocks, nor lets go of the interpreter lock, so that the two looks are one.
         """
-        with self._in_use():
-            return self._waits and not is_readable(self._sock)
+        try:
+            with self._in_use():
+                return self._waits and not is_readable(self._sock)
+        except ClosedError:
+            return True
 
     def close(self) -> None:
         """Hang up. Threads that wait in :meth:`send` or :meth:`receive` end; never blocks; again does nothing."""

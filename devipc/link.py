@@ -45,7 +45,7 @@ Handler = Callable[[Message], Reply | None]
 _REPLY_S = 5.0
 _FAREWELL_S = 0.1
 _JOIN_S = 2.0
-_LAST_WORDS_S = 0.03
+_LAST_WORDS_S = 0.05
 
 
 class Link:
@@ -141,8 +141,6 @@ class Link:
                 raise ClosedError("the link is closed")
             if self._threads:
                 return
-            (life_fd, pidfd), self._life = self._life, [None, None]
-            self._watch = PeerWatch(life_fd, pidfd, on_dying=self._on_dying, on_gone=self._on_gone)
             for target in (self._read, self._serve_all):
                 thread = threading.Thread(target=target, name=f"devipc-link{target.__name__}", daemon=True)
                 try:
@@ -150,6 +148,9 @@ class Link:
                 except RuntimeError as error:
                     raise ResourceExhausted(f"no thread for a link ({error})", code="threads") from error
                 self._threads.append(thread)
+            # Last, so that of a peer that has already left the goodbye is found before the death.
+            (life_fd, pidfd), self._life = self._life, [None, None]
+            self._watch = PeerWatch(life_fd, pidfd, on_dying=self._on_dying, on_gone=self._on_gone)
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
@@ -321,15 +322,10 @@ class Link:
 
     def _on_dying(self) -> None:
         # A peer that said goodbye may be over before its last message is read: leave the reading thread time for it.
-        if not self._is_quiet():
-            self._changed.wait(_LAST_WORDS_S)
+        patience = Deadline(_LAST_WORDS_S)
+        while patience.left_s() and not self._channel.is_quiet() and not self._changed.wait(_LAST_WORDS_S / 10):
+            pass
         self._dying(PeerGone(f"peer {self._peer.pid} is dying or dead", remedy="connect again"))
-
-    def _is_quiet(self) -> bool:
-        try:
-            return self._channel.is_quiet()
-        except ClosedError:
-            return True
 
     def _dying(self, error: DevIPCError) -> None:
         if self._move(PeerState.DYING, error):

@@ -69,6 +69,17 @@ class Child:
                     pass
 
 
+def stop(pid: int) -> None:
+    """Send SIGSTOP and wait until it has taken hold of every thread."""
+    os.kill(pid, signal.SIGSTOP)
+
+    def stopped() -> bool:
+        stats = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+        return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+    assert eventually(stopped)
+
+
 def holdings() -> tuple[int, int]:
     """Return the numbers of open descriptors and of threads of this process."""
     return len(os.listdir("/proc/self/fd")), threading.active_count()

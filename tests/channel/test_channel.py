@@ -253,8 +253,7 @@ def test_a_channel_is_quiet_only_while_its_receiver_waits_for_nothing(pair: Pair
             time.sleep(0)
         receiver.join()
     pair[0].close()
-    with pytest.raises(ClosedError):
-        pair[0].is_quiet()
+    assert pair[0].is_quiet()
 
 
 def test_only_seqpacket_sockets_become_channels() -> None:

@@ -27,7 +27,7 @@ from devipc.hello import Kind, encode_error
 from devipc.link import Link, PeerState, Reply
 from devipc.listener import Listener
 from tests.channel.links import ASK, joined, waits
-from tests.channel.processes import Child, eventually, holdings
+from tests.channel.processes import Child, eventually, holdings, stop
 
 pytestmark = pytest.mark.usefixtures("flat")
 
@@ -240,7 +240,7 @@ def test_a_stopped_peer_times_out_and_its_late_answer_is_dropped(path: str, spaw
         link.start()
         assert link.call(ASK, b"one", timeout_s=20).body == b"one"
         held = holdings()
-        os.kill(child.pid, signal.SIGSTOP)
+        stop(child.pid)
         for body in (b"two", bytes(1_000_000)):  # the second one does not even fit into the socket
             started = time.monotonic()
             with pytest.raises(CompletionTimeout):
@@ -279,7 +279,7 @@ def test_death_ends_waiting_calls_at_once(path: str, spawn: Spawn) -> None:
         link = Link.accept(listener.accept(20), facts={}, timeout_s=20)
     link.start()
     assert child.line() == "ready"
-    os.kill(child.pid, signal.SIGSTOP)
+    stop(child.pid)
     ended: list[float] = []
 
     def ask() -> None:

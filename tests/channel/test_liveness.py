@@ -21,7 +21,7 @@ from devipc.link import Link, PeerState
 from devipc.listener import Listener
 from devipc.liveness import PeerWatch, own_life, pid_of_pidfd
 from devipc.memfd import SharedMap, create_memfd, validate_memfd
-from tests.channel.processes import Child, eventually, holdings
+from tests.channel.processes import Child, eventually, holdings, stop
 
 GIB = 2**30
 DYING_S = 0.1
@@ -144,7 +144,7 @@ def test_a_stopped_watcher_does_not_keep_the_news_from_others(folder: str, spawn
     victim = spawn("victim", 0, *paths)
     assert victim.line() == "ready"
     for watcher in watchers[:2]:
-        os.kill(watcher.pid, signal.SIGSTOP)
+        stop(watcher.pid)
     moment = victim.kill()
     assert float(watchers[2].line().removeprefix("dying ")) - moment <= DYING_S
     for watcher in watchers[:2]:
@@ -158,7 +158,7 @@ def test_a_stopped_victim_is_not_dying_until_it_is_killed(path: str, spawn: Spaw
         child = spawn("victim", 0, path)
         seen = Observed(listener)
     assert child.line() == "ready"
-    os.kill(child.pid, signal.SIGSTOP)
+    stop(child.pid)
     time.sleep(0.3)
     assert not seen.at
     moment = child.kill()
