@@ -137,7 +137,13 @@ class _Run:
     def _judge(self, known: Case, excinfo: pytest.ExceptionInfo[BaseException] | None) -> Outcome:
         if excinfo is None:
             return Outcome(Result.PASS)
-        error = excinfo.value
+        return self._judge_error(known, excinfo.value)
+
+    def _judge_error(self, known: Case, error: BaseException) -> Outcome:
+        if isinstance(error, BaseExceptionGroup):  # several fixtures failed while a case was ended
+            outcomes = [self._judge_error(known, one) for one in error.exceptions]
+            reason = "; ".join(dict.fromkeys(outcome.reason for outcome in outcomes))
+            return Outcome(max((outcome.result for outcome in outcomes), key=lambda result: result.rank), reason)
         text = str(error).strip() or type(error).__name__
         if isinstance(error, pytest.skip.Exception | Unavailable):
             return self._judge_skip(known, text)

@@ -186,6 +186,7 @@ class Rig:
         self.stream = device.transfer.create_stream()
         self._next_word = 0
         self._ballast: Allocation | None = None
+        self._detour: Allocation | None = None
         self._copies = 0
 
     @property
@@ -237,6 +238,14 @@ class Rig:
             self.finish(used, f"a copy of {length} bytes from the device")
             parts.append(bytes(self.staging.view[:length]))
         return b"".join(parts)
+
+    def carry(self, stream: Stream, dst: int, src: int, nbytes: int) -> None:
+        """Enqueue the move of at most a page between two places of host memory: through the device, see `copy`."""
+        assert nbytes <= PAGE
+        if self._detour is None:
+            self._detour = self.memory.allocate(PAGE)
+        self.transfer.copy(stream, self._detour.ptr, src, nbytes)
+        self.transfer.copy(stream, dst, self._detour.ptr, nbytes)
 
     def fill(self, ptr: int, nbytes: int, seed: int) -> None:
         """Bring the content of ``seed`` to ``ptr``."""
@@ -326,6 +335,8 @@ class Rig:
         with self.new_stream() as stream, self.latch(stream):
             pass
         if self.device.memory is not None:
+            self.carry(self.stream, self.staging.ptr, self.staging.ptr + PAGE, PAGE)
+            self.finish(self.stream, "a copy by way of the device")
             for kind in self.device.memory.kinds():
                 self._warm_up_kind(kind)
         events = self.device.sync.events if self.device.sync is not None else None
@@ -348,8 +359,9 @@ class Rig:
         self.transfer.destroy_stream(self.stream)
         self.words.close()
         self.staging.close()
-        if self._ballast is not None:
-            self.memory.free(self._ballast)
+        for allocation in (self._ballast, self._detour):
+            if allocation is not None:
+                self.memory.free(allocation)
         self.device.close()
 
 

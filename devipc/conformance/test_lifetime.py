@@ -152,7 +152,7 @@ def test_memory_cycles(rig: Rig, peer: Peer, kind: HandleKind) -> None:
 def test_sync_cycles(rig: Rig, peer: Peer, strategy: Strategy) -> None:
     for value in range(1, 21):
         with rig.new_stream() as stream, rig.new_staging(64 * KIB) as area:
-            rig.transfer.copy(stream, area.ptr, area.ptr + 4 * KIB, 4 * KIB)
+            rig.carry(stream, area.ptr, area.ptr + 4 * KIB, 4 * KIB)
             with followed(rig, peer, strategy) as (producer, follower):
                 producer.signal(stream, value)
                 follower.synchronize(value, rig.deadline_s)
