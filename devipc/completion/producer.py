@@ -46,6 +46,7 @@ class ProducerFence(Fence):
         self._issued = 0
         self._stream: int | None = None
         self._tickets = 0
+        self._ticket_of: dict[int, int] = {}  # kept here: the page can be written to by consumers
 
     @property
     def is_producer(self) -> bool:
@@ -155,6 +156,7 @@ class ProducerFence(Fence):
                 ) from error
             self._tickets += 1
             ack, start = self._half.start()
+            self._ticket_of[line] = self._tickets
             self._page.give_line(line, ticket=self._tickets, ack=ack, start=start)
             return FenceHandle(
                 strategy=self._strategy,
@@ -174,9 +176,21 @@ class ProducerFence(Fence):
             f"the fence has {MAX_CONSUMERS} consumers", code="fence_lines", remedy="make another fence for more"
         )
 
-    def drop_consumer(self, line: int) -> None:
-        """Stop counting a consumer that died, or whose handle was never delivered. Its line is not used again."""
-        if self._page.closed:
+    def serves(self, line: int, *, ticket: int) -> bool:
+        """Return whether the consumer that got ``line`` under ``ticket`` may still have it, or ever open it."""
+        if self._page.closed or self._ticket_of.get(line) != ticket:
+            return False
+        try:
+            return self._page.line_state(line) in _LIVE
+        except ClosedError:
+            return False
+
+    def drop_consumer(self, line: int, *, ticket: int | None = None) -> None:
+        """Stop counting a consumer that died, or whose handle was never delivered. Its line is not used again.
+
+        With the ``ticket`` of its handle, nothing happens when the line has been given to another consumer since.
+        """
+        if self._page.closed or (ticket is not None and self._ticket_of.get(line) != ticket):
             return
         if not 1 <= line <= MAX_CONSUMERS:
             raise UsageError(f"line {line} of a fence", remedy="pass FenceHandle.line of the consumer's handle")

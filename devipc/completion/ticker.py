@@ -46,9 +46,9 @@ class Ticker:
         """Run ``task`` as soon as possible, adding it when it is new."""
         with self._condition:
             self._due[task] = 0.0
-            if not self._running:
-                self._running = True
+            if not self._running:  # the new thread waits for the lock; one that cannot be had is tried again later
                 threading.Thread(target=self._run, name=self._name, daemon=True).start()
+                self._running = True
             self._condition.notify()
 
     def remove(self, task: Task) -> None:
