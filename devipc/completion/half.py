@@ -182,9 +182,9 @@ def need_transfer(device: Device) -> DeviceTransfer:
     if device.transfer is None:
         answer = device.capabilities().get("transfer")
         raise CapabilityError(
-            f"no streams on this device: {answer.reason if answer else 'it has no transfer interface'}",
+            f"no streams on this device: {answer.reason if answer is not None else 'it has no transfer interface'}",
             device=device.info.uuid,
-            remedy=answer.remedy if answer else "",
+            remedy=answer.remedy if answer is not None else "",
         )
     return device.transfer
 

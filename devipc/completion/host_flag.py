@@ -1,13 +1,15 @@
 """Strategy ``host_flag``: the stream brings the value into the page, consumers look at it.
 
-Owns the form for devices without word writes: an 8-byte copy from a ring of prepared values in the same page. With
-word writes the producer's half is that of ``stream_memop``. Consumers need nothing of their device.
+Owns the form for devices without word writes: 8 bytes from a ring of prepared values in the same page, copied by way
+of device memory. With word writes the producer's half is that of ``stream_memop``. Consumers need nothing of their
+device.
 """
 
 from __future__ import annotations
 
 from devipc.completion.half import WORD_PAUSE_S, Drain, ProducerHalf, need_transfer, unregister
 from devipc.completion.page import PAGE_FENCE_NBYTES, RING_OFFSET, RING_SLOTS, VALUE_OFFSET, FencePage
+from devipc.completion.scratch import Scratch
 from devipc.completion.stream_memop import MemopProducer
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import Stream
@@ -32,7 +34,12 @@ class CopyProducer:
     def __init__(self, device: Device, page: FencePage) -> None:
         self._page = page
         self._transfer = need_transfer(device)
-        self._registration = self._transfer.register_host(page.address, PAGE_FENCE_NBYTES)
+        self._scratch = Scratch(device, 8)
+        try:
+            self._registration = self._transfer.register_host(page.address, PAGE_FENCE_NBYTES)
+        except BaseException:
+            self._scratch.close()
+            raise
         self._drain = Drain(self._transfer)
         self._signals = 0
 
@@ -41,11 +48,11 @@ class CopyProducer:
         return self._page.value >= self._page.ring(self._signals % RING_SLOTS)
 
     def signal(self, stream: Stream, n: int) -> None:
-        """Prepare the slot and enqueue the copy."""
+        """Prepare the slot and enqueue the copies."""
         slot = self._signals % RING_SLOTS
         self._page.set_ring(slot, n)
         base = self._registration.device_ptr
-        self._transfer.copy(stream, base + VALUE_OFFSET, base + RING_OFFSET + 8 * slot, 8)
+        self._scratch.carry(stream, base + VALUE_OFFSET, base + RING_OFFSET + 8 * slot, 8)
         self._signals += 1
         self._drain.mark(stream)
 
@@ -66,6 +73,7 @@ class CopyProducer:
         return self._drain.done()
 
     def close(self) -> None:
-        """Give the markers and the registration back."""
+        """Give the markers, the registration and the memory back."""
         self._drain.close()
         unregister(self._transfer, self._registration)
+        self._scratch.close()

@@ -49,7 +49,7 @@ def offers(device: Device, *, machine: str | None = None) -> dict[Strategy, Capa
         return dict.fromkeys(Strategy, _absent(device, "transfer", "it has no streams"))
     found = {
         Strategy.STREAM_MEMOP: _memop(device),
-        Strategy.HOST_FLAG: Capability.untested(_NOT_TRIED),
+        Strategy.HOST_FLAG: _flag(device),
         Strategy.POLLING: Capability.untested(_NOT_TRIED),
         Strategy.EVENT: _event(device),
     }
@@ -73,6 +73,12 @@ def _memop(device: Device) -> Capability:
         missing = "word writes" if sync.word_writes is None else "word waits"
         return _refused(known, Mechanism.STREAM_MEMOP, f"the device has no {missing}")
     return known.get(Mechanism.STREAM_MEMOP, Capability.untested(_NOT_TRIED))
+
+
+def _flag(device: Device) -> Capability:
+    if (device.sync is None or device.sync.word_writes is None) and device.memory is None:
+        return _absent(device, "memory", "it has neither word writes nor device memory to copy a word through")
+    return Capability.untested(_NOT_TRIED)
 
 
 def _event(device: Device) -> Capability:

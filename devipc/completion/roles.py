@@ -15,6 +15,7 @@ from typing import Protocol
 from devipc.completion.factory import create_fence, open_fence
 from devipc.completion.half import Drain, give_back, need_transfer
 from devipc.completion.handle import FenceHandle
+from devipc.completion.scratch import Scratch
 from devipc.errors import CapabilityError, DevIPCError, FencePoisoned, UsageError
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import HostRegistration, Stream
@@ -137,6 +138,7 @@ class ProducerRole(_Side):
         super().__init__(device)
         self._data: _Memory | None = None
         self._source: _Memory | None = None
+        self._scratch: Scratch | None = None
         try:
             self._fence = create_fence(device, strategy, ring=ring, page_fd=page_fd)
         except BaseException:
@@ -149,11 +151,12 @@ class ProducerRole(_Side):
             raise
 
     def _map_data(self, device: Device, data_fd: int) -> None:
-        """Make room for data and for copies that keep the stream busy; none where host memory cannot be registered."""
+        """Make room for data and for copies that keep the stream busy; none where it cannot be registered or had."""
         fd = create_memfd("devipc-trial", _LOAD_OFFSET + 2 * _LOAD_NBYTES)
         try:
             self._source = _Memory(device, fd, _LOAD_OFFSET + 2 * _LOAD_NBYTES)
             self._data = _Memory(device, data_fd, DATA_NBYTES)
+            self._scratch = Scratch(device, _LOAD_NBYTES)
         except CapabilityError:
             return
         finally:
@@ -178,20 +181,21 @@ class ProducerRole(_Side):
         raise UsageError(f"a producer does not {op.name.lower()}")
 
     def _submit(self, number: int, load: int) -> int:
-        if self._source is None or self._data is None or not 1 <= number < MAX_VALUE:
+        if self._source is None or self._data is None or self._scratch is None or not 1 <= number < MAX_VALUE:
             return 0
-        self._source.fill(number, number * DATA_NBYTES)
+        offset = number * DATA_NBYTES
+        self._source.fill(number, offset)
         large = self._source.ptr + _LOAD_OFFSET
         for _ in range(load):
-            self._transfer.copy(self._stream, large, large + _LOAD_NBYTES, _LOAD_NBYTES)
-        self._transfer.copy(self._stream, self._data.ptr, self._source.ptr + number * DATA_NBYTES, DATA_NBYTES)
+            self._scratch.carry(self._stream, large, large + _LOAD_NBYTES, _LOAD_NBYTES)
+        self._scratch.carry(self._stream, self._data.ptr, self._source.ptr + offset, DATA_NBYTES)
         return 1
 
     def close(self) -> None:
         """Give everything back that no stuck stream can reach."""
         self._fence.close(_CLOSE_TIMEOUT_S)
         if self._end_stream():
-            for memory in (self._data, self._source):
+            for memory in (self._data, self._source, self._scratch):
                 if memory is not None:
                     memory.close()
 
@@ -203,6 +207,7 @@ class ConsumerRole(_Side):
         super().__init__(device)
         self._copied: _Memory | None = None
         self._shared: _Memory | None = None
+        self._scratch: Scratch | None = None
         self._device = device
         validate_memfd(data_fd, min_nbytes=DATA_NBYTES)
         self._data = SharedMap(data_fd, DATA_NBYTES)
@@ -221,6 +226,8 @@ class ConsumerRole(_Side):
         try:
             self._copied = _Memory(self._device, fd, DATA_NBYTES)
             self._shared = _Memory(self._device, data_fd, DATA_NBYTES)
+            if self._device.memory is not None:
+                self._scratch = Scratch(self._device, DATA_NBYTES)
         finally:
             os.close(fd)
 
@@ -230,8 +237,8 @@ class ConsumerRole(_Side):
             return self._look(a, b)
         if op is Op.ENQUEUE:
             self._fence.wait(self._stream, a)
-            if self._copied is not None and self._shared is not None:
-                self._transfer.copy(self._stream, self._copied.ptr, self._shared.ptr, DATA_NBYTES)
+            if self._copied is not None and self._shared is not None and self._scratch is not None:
+                self._scratch.carry(self._stream, self._copied.ptr, self._shared.ptr, DATA_NBYTES)
             self._transfer.record(self._marker, self._stream)
             return 0, 0
         if op is Op.PASSED:
@@ -270,7 +277,7 @@ class ConsumerRole(_Side):
     def _drop_memory(self) -> None:
         if self._end_stream():
             give_back(self._transfer.destroy_marker, self._marker)
-            for memory in (self._copied, self._shared):
+            for memory in (self._copied, self._shared, self._scratch):
                 if memory is not None:
                     memory.close()
         self._data.close()

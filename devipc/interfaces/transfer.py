@@ -85,18 +85,25 @@ class DeviceTransfer(Protocol):
         ...
 
     def copy(self, stream: Stream, dst: int, src: int, nbytes: int) -> None:
-        """Copy ``nbytes`` from ``src`` to ``dst``; zero bytes do nothing."""
+        """Copy ``nbytes`` from ``src`` to ``dst``; zero bytes do nothing.
+
+        At least one side is device memory. Between two places of host memory a driver may block the caller until the
+        stream gets there, as one was seen to do, and a stream that waits for that caller never does. Go through device
+        memory instead: two copies on one stream.
+        """
         ...
 
     def copy_batch(self, stream: Stream, dst: U64Array, src: U64Array, nbytes: U64Array) -> None:
         """Copy ``n`` ranges; three C-contiguous uint64 arrays of shape ``(n,)``. No order among them.
+
+        Of each range at least one side is device memory, as for :meth:`copy`.
 
         The arrays are snapshot before the call returns.
         """
         ...
 
     def copy_strided(self, stream: Stream, copies: U64Array) -> None:
-        """Do ``n`` two-dimensional copies.
+        """Do ``n`` two-dimensional copies; of each, at least one side is device memory, as for :meth:`copy`.
 
         Parameters
         ----------

@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from devipc.calltrace import observe
-from devipc.completion import create_fence
-from devipc.errors import CompletionTimeout, FencePoisoned, ResourceExhausted, UsageError
+from devipc.capabilities import Capability, Verdict
+from devipc.completion import create_fence, offers
+from devipc.errors import CapabilityError, CompletionTimeout, FencePoisoned, ResourceExhausted, UsageError
 from devipc.interfaces.backend import Device
 from devipc.types import PoisonReason, Strategy
-from tests.completion.lying import LyingBackend
+from tests.completion.lying import LyingBackend, Wrapped
 from tests.completion.rig import hold, open_exported, pair, stream_of, transfer_of
 
 
@@ -175,5 +177,20 @@ def test_flags_are_copied_where_no_word_can_be_written(copying: Device) -> None:
             producer.signal(stream, n * 1000)
         consumer.synchronize(999_000, 5.0)
         transfer_of(copying).synchronize_stream(stream)
-    assert calls["host_copy"] == 999
+    assert calls["host_copy"] == 2 * 999, "each value goes by way of device memory: host to host may block the caller"
     assert calls["host_write_word"] == 0
+
+
+def test_a_flag_needs_a_word_write_or_memory_to_copy_through(copying: Device) -> None:
+    class WithoutMemory(Wrapped):
+        memory = None
+
+        def capabilities(self) -> dict[str, Capability]:
+            return {"memory": Capability.no("memory is switched off", remedy="switch memory on")}
+
+    bare: Any = WithoutMemory(copying, "")
+    answer = offers(bare)[Strategy.HOST_FLAG]
+    assert answer.verdict is Verdict.NO
+    assert answer.reason == "memory is switched off"
+    with pytest.raises(CapabilityError, match="memory is switched off"):
+        create_fence(bare, Strategy.HOST_FLAG)

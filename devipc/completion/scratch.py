@@ -1,0 +1,46 @@
+"""A little device memory, through which a stream carries bytes from host memory to host memory.
+
+Owns the detour and its reason: a copy between two places of host memory may block the caller until the stream gets
+there (see :meth:`devipc.interfaces.transfer.DeviceTransfer.copy`). Knows no fence.
+"""
+
+from __future__ import annotations
+
+from devipc.completion.half import give_back, need_transfer
+from devipc.errors import CapabilityError
+from devipc.interfaces.backend import Device
+from devipc.interfaces.transfer import Stream
+
+__all__ = ["Scratch"]
+
+
+class Scratch:
+    """Device memory for copies of one stream.
+
+    Raises
+    ------
+    CapabilityError
+        When the device has no memory interface.
+    """
+
+    def __init__(self, device: Device, nbytes: int) -> None:
+        self._transfer = need_transfer(device)
+        if device.memory is None:
+            answer = device.capabilities().get("memory")
+            raise CapabilityError(
+                f"no device memory to copy through: {answer.reason if answer is not None else 'there is no memory interface'}",
+                device=device.info.uuid,
+                remedy="use polling, which moves no bytes",
+            )
+        self._memory = device.memory
+        self._allocation = self._memory.allocate(nbytes)
+        self.ptr = self._allocation.ptr
+
+    def carry(self, stream: Stream, dst: int, src: int, nbytes: int) -> None:
+        """Enqueue two copies that bring ``nbytes`` of registered host memory from ``src`` to ``dst``."""
+        self._transfer.copy(stream, self.ptr, src, nbytes)
+        self._transfer.copy(stream, dst, self.ptr, nbytes)
+
+    def close(self) -> None:
+        """Free the memory; the copies are over."""
+        give_back(self._memory.free, self._allocation)
