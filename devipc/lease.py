@@ -7,24 +7,14 @@ are opaque keys. Counters never go below zero: a release without a lease is repo
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
+from devipc.deadline import bounded
 from devipc.errors import StaleError, UsageError
 
-__all__ = ["LeaseTable", "deadline_after", "remaining"]
-
-
-def deadline_after(timeout_s: float) -> float:
-    """Return the monotonic time ``timeout_s`` seconds from now."""
-    return time.monotonic() + timeout_s
-
-
-def remaining(deadline: float) -> float:
-    """Return the seconds left until ``deadline``, never below zero."""
-    return max(0.0, deadline - time.monotonic())
+__all__ = ["LeaseTable"]
 
 
 class LeaseTable:
@@ -94,7 +84,7 @@ class LeaseTable:
     def wait_free(self, item: Hashable, *, timeout_s: float) -> bool:
         """Block until nobody has a lease of ``item``; False when the time is up."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._leases.get(item), timeout_s)
+            return self._changed.wait_for(lambda: not self._leases.get(item), bounded(timeout_s))
 
     def remove(self, item: Hashable) -> None:
         """Forget ``item``; it must be free."""

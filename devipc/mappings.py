@@ -10,15 +10,16 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
+from devipc.deadline import call_with_deadline, deadline_after, remaining
 from devipc.errors import (
     ClosedError,
     CompletionTimeout,
     DevIPCError,
     DriverError,
+    HandleError,
     ResourceExhausted,
     StaleError,
     UsageError,
@@ -27,9 +28,8 @@ from devipc.interfaces.memory import DeviceMemoryIPC
 from devipc.types import ExportedExtent, OpenedExtent
 from devipc.wire import MemoryHandle
 
-__all__ = ["LocalExports", "Mapping", "MappingCache", "call_with_deadline", "duplicate_fds", "local_exports"]
+__all__ = ["LocalExports", "Mapping", "MappingCache", "duplicate_fds", "local_exports"]
 
-T = TypeVar("T")
 Key = tuple[bytes, int, bytes]
 
 _REMEMBERED_REVOCATIONS = 4096
@@ -63,6 +63,7 @@ class LocalExports:
 
 
 local_exports = LocalExports()
+"""The one registry of this process."""
 
 
 def duplicate_fds(fds: tuple[int, ...]) -> tuple[int, ...]:
@@ -88,60 +89,17 @@ def duplicate_fds(fds: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(copies)
 
 
-def call_with_deadline(call: Callable[[], T], *, timeout_s: float, what: str, undo: Callable[[T], None]) -> T:
-    """Run ``call`` in a thread of its own; give it up after ``timeout_s``.
-
-    A call that returns after it was given up is undone by that thread, so that nothing stays behind.
-
-    Raises
-    ------
-    CompletionTimeout
-        When the time is up. The driver may still hold locks: do not retry on the same device at once.
-    """
-    done = threading.Event()
-    lock = threading.Lock()
-    outcome: list[T] = []
-    failure: list[BaseException] = []
-    abandoned = False
-
-    def run() -> None:
-        try:
-            result = call()
-        except BaseException as error:
-            failure.append(error)
-        else:
-            with lock:
-                late = abandoned
-                if not late:
-                    outcome.append(result)
-            if late:
-                undo(result)
-        done.set()
-
-    threading.Thread(target=run, name=f"devipc-{what}", daemon=True).start()
-    if not done.wait(timeout_s):
-        with lock:
-            abandoned = not outcome and not failure
-        if abandoned:
-            raise CompletionTimeout(
-                f"{what} did not return within {timeout_s:g} s",
-                code="driver_blocked",
-                retryable=False,
-                remedy="the driver hangs; check the peer, then restart this process if it does not return",
-            )
-        done.wait()
-    if failure:
-        raise failure[0]
-    return outcome[0]
-
-
 @dataclass(slots=True, eq=False)
 class Mapping:
-    """One mapped extent. Counted by the cache; :attr:`stale` once its exporter's life or generation has ended."""
+    """One mapped extent. Counted by the cache; :attr:`stale` once its exporter's life or generation has ended.
+
+    ``lease`` is what the exporter lent for it: an opaque key of whoever had it opened, due when it is unmapped.
+    """
 
     key: Key
     opened: OpenedExtent
     local: bool
+    lease: Hashable
     users: int = 0
     stale: str = field(default="")
 
@@ -171,7 +129,7 @@ class MappingCache:
     idle_limit : int
         Idle mappings to keep; used ones are never dropped and never counted.
     on_unmapped : callable
-        Called with the export id after each driver unmap, on the thread that did it.
+        Called with the mapping after each driver unmap, on the thread that did it.
     """
 
     def __init__(
@@ -180,7 +138,7 @@ class MappingCache:
         *,
         instance: bytes,
         idle_limit: int = 8,
-        on_unmapped: Callable[[bytes], None] = lambda _export_id: None,
+        on_unmapped: Callable[[Mapping], None] = lambda _mapping: None,
     ) -> None:
         self._memory = memory
         self._instance = instance
@@ -194,10 +152,11 @@ class MappingCache:
         self._revoked: OrderedDict[bytes, None] = OrderedDict()
         self._closed = False
 
-    def acquire(self, handle: MemoryHandle, *, timeout_s: float) -> tuple[Mapping, bool]:
+    def acquire(self, handle: MemoryHandle, *, timeout_s: float, lease: Hashable = None) -> tuple[Mapping, bool]:
         """Return a counted mapping of ``handle`` and whether this call mapped it anew.
 
-        The handle's descriptors stay the caller's.
+        The handle's descriptors stay the caller's. ``lease`` stays with a mapping that is made anew; whether one holds
+        it, after an error too, says :meth:`holds`.
 
         Raises
         ------
@@ -206,11 +165,14 @@ class MappingCache:
         CompletionTimeout
             When the driver's open did not return.
         """
+        deadline = deadline_after(timeout_s)
         key = (handle.instance, handle.generation, handle.export_id)
         with self._lock:
             self._check(handle)
-            if not self._lock.wait_for(lambda: key not in self._opening, timeout_s):
-                raise CompletionTimeout("another thread's open of the same export did not return", code="driver_blocked")
+            if not self._lock.wait_for(lambda: key not in self._opening, remaining(deadline)):
+                raise CompletionTimeout(
+                    "another thread's open of the same export did not return", code="driver_blocked"
+                )
             self._check(handle)
             mapping = self._mappings.get(key)
             if mapping is not None:
@@ -219,12 +181,13 @@ class MappingCache:
                 return mapping, False
             self._opening.add(key)
         try:
-            mapping = self._open(key, handle, timeout_s)
+            mapping = self._open(key, handle, remaining(deadline), lease)
         except BaseException:
             with self._lock:
                 self._opening.discard(key)
                 self._lock.notify_all()
             raise
+        refused: DevIPCError | None = None
         with self._lock:
             self._opening.discard(key)
             self._mappings[key] = mapping
@@ -232,12 +195,18 @@ class MappingCache:
             mapping.users += 1
             try:
                 self._check(handle)
-            except StaleError as error:
+            except DevIPCError as error:
+                refused = error
                 mapping.stale = error.message
-        if mapping.stale:
+        if refused is not None:
             self.release(mapping)
-            raise StaleError(mapping.stale, remedy="ask the exporter again")
+            raise refused
         return mapping, True
+
+    def holds(self, lease: Hashable) -> bool:
+        """Return whether a mapping holds ``lease``: it is due only when that has been unmapped."""
+        with self._lock:
+            return any(mapping.lease == lease for mapping in self._mappings.values())
 
     def release(self, mapping: Mapping) -> None:
         """Give one use back. The last use of a stale mapping unmaps it; of a valid one makes it idle."""
@@ -312,28 +281,39 @@ class MappingCache:
         if handle.export_id in self._revoked:
             raise StaleError("the exporter took this memory back", remedy="ask the exporter again")
 
-    def _open(self, key: Key, handle: MemoryHandle, timeout_s: float) -> Mapping:
+    def _open(self, key: Key, handle: MemoryHandle, timeout_s: float, lease: Hashable) -> Mapping:
         if handle.instance == self._instance:
             found = local_exports.find(handle.export_id)
             if found is None:
                 raise StaleError("this process no longer shares that memory", remedy="open before it is unshared")
-            return Mapping(key, OpenedExtent(*found, token=None), local=True)
+            if found[1] != handle.extent.nbytes:
+                raise HandleError("the handle announces another length than this process shares", code="bounds")
+            return Mapping(key, OpenedExtent(*found, token=None), local=True, lease=lease)
         # The thread may outlive this call and the caller's descriptors, so that it gets its own.
         extent = handle.extent
         owned = ExportedExtent(extent.kind, extent.chunks, duplicate_fds(extent.fds))
+        begun = False
 
         def open_extent() -> OpenedExtent:
+            nonlocal begun
+            begun = True
             try:
                 return self._memory.open(owned)
             finally:
                 for fd in owned.fds:
                     os.close(fd)
 
-        opened = call_with_deadline(open_extent, timeout_s=timeout_s, what="open", undo=self._memory.close)
+        try:
+            opened = call_with_deadline(open_extent, timeout_s=timeout_s, what="open", undo=self._memory.close)
+        except ResourceExhausted:
+            if not begun:  # no thread: nobody else closes them
+                for fd in owned.fds:
+                    os.close(fd)
+            raise
         if opened.nbytes != extent.nbytes:
             self._memory.close(opened)
             raise DriverError("the driver mapped another length than was shared", code="short_mapping")
-        return Mapping(key, opened, local=False)
+        return Mapping(key, opened, local=False, lease=lease)
 
     def _collect(self) -> list[Mapping]:
         idle = [mapping for mapping in self._mappings.values() if not mapping.users]
@@ -352,7 +332,6 @@ class MappingCache:
                     self._memory.close(mapping.opened)
             except DevIPCError as error:
                 failures.append(error)
-            self._on_unmapped(mapping.key[2])
+            self._on_unmapped(mapping)
         if failures:
             raise failures[0]
-

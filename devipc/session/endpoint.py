@@ -17,6 +17,7 @@ from typing import Self
 
 from devipc import completion
 from devipc.completion import Decision, FenceHandle, ProducerFence
+from devipc.deadline import deadline_after, remaining
 from devipc.errors import (
     CapabilityError,
     ClosedError,
@@ -30,10 +31,9 @@ from devipc.identity import process_instance
 from devipc.integrations import check_device, describe
 from devipc.interfaces.backend import Backend, Device
 from devipc.interfaces.memory import Allocation, DeviceMemoryIPC
-from devipc.lease import deadline_after, remaining
 from devipc.link import PeerState
-from devipc.mappings import MappingCache
-from devipc.session.messages import encode_offers
+from devipc.mappings import Mapping, MappingCache
+from devipc.session.messages import MAX_NAMES, encode_offers
 from devipc.session.peer import Peer
 from devipc.session.shares import Share, ShareTable, check_name
 from devipc.types import HandleKind, Strategy
@@ -43,6 +43,7 @@ __all__ = ["Endpoint", "PeerEvent"]
 _log = logging.getLogger("devipc.session")
 DEFAULT_TIMEOUT_S = 10.0
 DECIDE_TIMEOUT_S = 100.0
+_MAX_EVENTS = 1024  # those that nobody takes keep their peers alive; the oldest go
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,8 @@ class Endpoint:
     timeout_s : float
         Default deadline of every question to a peer.
     """
+
+    drives_trials = True
 
     def __init__(
         self,
@@ -107,11 +110,17 @@ class Endpoint:
         self._check_open()
         allocation = self._memory.allocate(nbytes, kind=kind, zero=zero)
         with self._lock:
-            self._allocations.append(allocation)
+            closed = self._closed
+            if not closed:
+                self._allocations.append(allocation)
+        if closed:
+            self._memory.free(allocation)
+            self._check_open()
         return allocation
 
     def free(self, allocation: Allocation) -> None:
         """Free what :meth:`allocate` returned. Unshare it first: peers must not map freed memory."""
+        self._check_process()
         with self._lock:
             if allocation not in self._allocations:
                 raise UsageError("this endpoint has no such allocation", code="double_free", remedy="free it once")
@@ -158,6 +167,7 @@ class Endpoint:
         CompletionTimeout
             When a peer still maps it. Freeing the memory would be unsafe; calling again goes on waiting.
         """
+        self._check_process()
         share = self.shares.retire(name)
         for peer in self.peers:
             peer.revoke(share.handle.export_id)
@@ -174,6 +184,7 @@ class Endpoint:
             When a peer still maps something old. It is void all the same, but its memory must not be freed yet;
             :meth:`free` and :meth:`close` know.
         """
+        self._check_process()
         deadline = deadline_after(self.timeout_s if timeout_s is None else timeout_s)
         unfinished = self.shares.next_generation()
         for peer in self.peers:
@@ -201,15 +212,15 @@ class Endpoint:
         if chosen is None:
             peers = self.peers
             if not peers:
-                raise UsageError(
-                    "no peer is connected, so that no strategy is decided yet",
-                    remedy="wait_peer() first, or name a strategy",
-                )
+                raise UsageError("no strategy is decided without a peer", remedy="wait_peer() first, or name one")
             chosen = peers[-1].decision.strategy
         with self._lock:
-            taken = self._fences.get(check_name(name))
-            if taken is not None and not taken.closed:
+            self._check_open()
+            self._fences = {known: fence for known, fence in self._fences.items() if not fence.closed}
+            if check_name(name) in self._fences:
                 raise UsageError(f"a fence is shared as {name!r} already", code="duplicate", remedy="use another name")
+            if len(self._fences) >= MAX_NAMES:
+                raise UsageError(f"more than {MAX_NAMES} fences", remedy="close those that are no longer used")
             fence = completion.create_fence(self.device, chosen)
             self._fences[name] = fence
         return fence
@@ -243,11 +254,15 @@ class Endpoint:
     def wait_peer(self, *, timeout_s: float | None = None) -> Peer:
         """Block until a peer is connected; return the newest."""
         timeout = self.timeout_s if timeout_s is None else timeout_s
+        deadline = deadline_after(timeout)
         with self._arrived:
-            if not self._arrived.wait_for(lambda: bool(self.peers) or self._closed, timeout):
-                raise CompletionTimeout(f"no peer connected within {timeout:g} s", remedy="start the other process")
+            # One look at a time: a peer may leave between two, and then its first use says so.
+            while not (arrived := self.peers):
+                self._check_open()
+                if not self._arrived.wait(remaining(deadline)) and not remaining(deadline):
+                    raise CompletionTimeout(f"no peer connected within {timeout:g} s", remedy="start the other process")
             self._check_open()
-            return self.peers[-1]
+            return arrived[-1]
 
     def on_event(self, callback: Callable[[PeerEvent], None]) -> None:
         """Call ``callback(event)`` for every later change of a peer, on a background thread; it must not block."""
@@ -258,6 +273,8 @@ class Endpoint:
         event = PeerEvent(peer, state)
         with self._arrived:
             self.events.put(event)
+            if self.events.qsize() > _MAX_EVENTS:
+                self.events.get_nowait()
             self._arrived.notify_all()
         for callback in self._callbacks:
             try:
@@ -265,13 +282,12 @@ class Endpoint:
             except Exception:
                 _log.exception("an event callback failed")
 
-    def peer_left(self, peer: Peer) -> None:
-        """Forget a peer whose connection is over. Called by peers."""
+    def peer_left(self) -> None:
+        """Forget peers that are over. Called by peers that have hung up."""
         with self._lock:
-            if peer in self._peers:
-                self._peers.remove(peer)
+            self._peers = [peer for peer in self._peers if not peer.over]
 
-    def new_mapping_cache(self, *, on_unmapped: Callable[[bytes], None]) -> MappingCache:
+    def new_mapping_cache(self, *, on_unmapped: Callable[[Mapping], None]) -> MappingCache:
         """Return an import cache for one peer."""
         return MappingCache(self._memory, instance=self.instance, on_unmapped=on_unmapped)
 
@@ -307,15 +323,18 @@ class Endpoint:
             fences = list(self._fences.values())
             peers = list(self._peers)
         for fence in fences:
-            fence.close(timeout_s=remaining(deadline) / 2)
+            try:
+                fence.close(timeout_s=remaining(deadline) / 2)
+            except DevIPCError as error:
+                _log.warning("closing: %s", error)
         still_mapped = self._finish_shares(peers, deadline)
         for peer in peers:
-            peer.close()
+            peer.close(timeout_s=min(2.0, remaining(deadline)))
         self._free_allocations(still_mapped)
 
     def _finish_shares(self, peers: list[Peer], deadline: float) -> list[Share]:
         kept = []
-        shares = self.shares.retire_all()
+        shares = self.shares.close()
         for share in shares:
             for peer in peers:
                 peer.revoke(share.handle.export_id)
@@ -342,12 +361,15 @@ class Endpoint:
     def _stop_listening(self) -> None:
         """Accept no further peer."""
 
-    def _check_open(self) -> None:
+    def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise ForkError(
                 "the session was made before a fork of this process",
                 remedy="start helpers with spawn, and open a session in the process that uses it",
             )
+
+    def _check_open(self) -> None:
+        self._check_process()
         if self._closed:
             raise ClosedError("the session is closed", remedy="make a new one")
 
@@ -366,8 +388,7 @@ def _strategy(value: Strategy | str | None) -> Strategy | None:
     try:
         return Strategy(value)
     except ValueError as error:
-        names = ", ".join(strategy.value for strategy in Strategy)
-        raise UsageError(f"{value!r} is no completion strategy", remedy=f"use one of {names}") from error
+        raise UsageError(f"{value!r} is no completion strategy", remedy=f"use one of {', '.join(Strategy)}") from error
 
 
 def _need_memory(device: Device, backend: str) -> DeviceMemoryIPC:

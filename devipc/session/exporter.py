@@ -51,6 +51,8 @@ class Exporter(Endpoint):
         For a path that is too long, unsafe, or in use by a living process.
     """
 
+    drives_trials = False
+
     def __init__(
         self,
         path: str | PathLike[str] | None = None,

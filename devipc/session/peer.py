@@ -9,18 +9,18 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from devipc import completion
 from devipc.capabilities import Capability
 from devipc.channel import Message
-from devipc.completion import Decision, Fence, FenceHandle, ProducerFence, TrialResponder
-from devipc.errors import ClosedError, DevIPCError, HandleError, PeerGone, UsageError
-from devipc.lease import deadline_after, remaining
+from devipc.completion import Decision, Fence, TrialResponder
+from devipc.deadline import deadline_after, remaining
+from devipc.errors import ClosedError, DevIPCError, PeerGone, UsageError
 from devipc.link import Link, PeerState, Reply
 from devipc.mappings import Mapping
+from devipc.session.lending import LentFences
 from devipc.session.messages import (
     Kind,
     decode_decision,
@@ -35,11 +35,10 @@ from devipc.session.messages import (
     encode_token,
     encode_token_name,
 )
-from devipc.session.remote import RemoteMemory, check_meta
+from devipc.session.remote import RemoteMemory, check_handle, check_meta
 from devipc.session.shares import check_name
-from devipc.spi import close_fds
 from devipc.types import PoisonReason, Strategy
-from devipc.wire import MemoryHandle, Reader
+from devipc.wire import Reader
 
 if TYPE_CHECKING:
     from devipc.session.endpoint import Endpoint
@@ -47,15 +46,6 @@ if TYPE_CHECKING:
 __all__ = ["Peer"]
 
 _log = logging.getLogger("devipc.session")
-
-
-def _drop_consumer(fence: ProducerFence, handle: FenceHandle) -> None:
-    """Let ``fence`` go on without a consumer that is gone, or never came."""
-    close_fds(handle.fds)
-    try:
-        fence.drop_consumer(handle.line)
-    except UsageError:
-        _log.debug("the fence was closed before its consumer was dropped")
 
 
 class Peer:
@@ -66,11 +56,11 @@ class Peer:
         self._link = link
         self._lock = threading.Lock()
         self._tokens = itertools.count(1)
-        self._held: dict[bytes, int] = {}
+        self._leases: set[int] = set()  # tokens that the peer may take for lent: asked for and not given back yet
         self._opened_fences: dict[int, Fence] = {}
-        self._lent_fences: dict[int, tuple[ProducerFence, FenceHandle]] = {}
+        self._lent_fences = LentFences(endpoint.lend_fence)
         self._decision: Decision | None = None
-        self._left = False
+        self._left = self._hung_up = False
         self._closing = False
         self._trials = TrialResponder(endpoint.device)
         self.mappings = endpoint.new_mapping_cache(on_unmapped=self._unmapped)
@@ -131,59 +121,48 @@ class Peer:
             When the peer or the driver did not answer in time; nothing stays lent.
         """
         deadline = deadline_after(self._endpoint.timeout_s if timeout_s is None else timeout_s)
-        token = next(self._tokens)
+        question = check_name(name)
+        token = self._new_token()
         try:
-            answer = self._ask(Kind.OPEN, encode_token_name(token, check_name(name)), remaining(deadline))
+            answer = self._ask(Kind.OPEN, encode_token_name(token, question), remaining(deadline))
             try:
                 handle, meta = decode_opened(answer.body, answer.fds)
-                self._check_handle(handle)
+                check_handle(handle, self.instance, self._endpoint.backend_name, self._endpoint.device)
                 check_meta(meta, handle.extent.nbytes)
-                mapping = self._acquire(handle, token, remaining(deadline))
+                mapping, fresh = self.mappings.acquire(handle, timeout_s=remaining(deadline), lease=token)
             finally:
                 answer.close_fds()
         except BaseException:
-            self._tell(Kind.RETURN, encode_token(token))
+            if not self.mappings.holds(token):
+                self._give_back(token)
             raise
+        if not fresh:  # the driver's mapping holds one lease, whoever opened it first; a hit needs no second one
+            self._give_back(token)
         return RemoteMemory(name, self._endpoint.device, mapping, meta, release=self.mappings.release)
 
-    def _acquire(self, handle: MemoryHandle, token: int, timeout_s: float) -> Mapping:
-        # The driver's mapping holds one lease, whoever opened it first; a hit in the cache needs no second one.
-        mapping, fresh = self.mappings.acquire(handle, timeout_s=timeout_s)
-        if not fresh:
-            self._tell(Kind.RETURN, encode_token(token))
-            return mapping
+    def _new_token(self) -> int:
         with self._lock:
-            self._held[handle.export_id] = token
-        return mapping
+            if self._closing:
+                raise ClosedError("this side has closed the connection to the peer", remedy="connect again")
+            token = next(self._tokens)
+            self._leases.add(token)
+            return token
 
-    def _unmapped(self, export_id: bytes) -> None:
+    def _unmapped(self, mapping: Mapping) -> None:
+        if isinstance(mapping.lease, int):
+            self._give_back(mapping.lease)
+
+    def _give_back(self, token: int) -> None:
+        """Tell the peer that nothing is mapped under ``token`` any more; the last one after the close hangs up."""
+        if not self._tell(Kind.RETURN, encode_token(token)):
+            # A peer that is stopped takes nothing. It would keep its memory for ever if it were never told.
+            threading.Thread(target=self._give_back, args=(token,), name="devipc-return", daemon=True).start()
+            return
         with self._lock:
-            token = self._held.pop(export_id, None)
-            last = self._closing and not self._held
-        if token is not None:
-            self._tell(Kind.RETURN, encode_token(token))
+            last = token in self._leases and self._leases == {token} and self._closing
+            self._leases.discard(token)
         if last:  # perhaps on a garbage collector's thread, which must not wait for the link's threads
             threading.Thread(target=self._hang_up, name="devipc-goodbye", daemon=True).start()
-
-    def _check_handle(self, handle: MemoryHandle) -> None:
-        if handle.instance != self.instance:
-            raise HandleError(
-                "the handle belongs to another process than the one that sent it",
-                code="foreign",
-                remedy="open it from the process that exported it",
-            )
-        if handle.backend != self._endpoint.backend_name:
-            raise HandleError(
-                f"the handle is of backend {handle.backend!r}, this endpoint uses {self._endpoint.backend_name!r}",
-                code="wrong_backend",
-                remedy="use the same backend on both sides",
-            )
-        if handle.device_uuid != self._endpoint.device.info.uuid:
-            raise HandleError(
-                f"the handle is of device {handle.device_uuid}, this endpoint uses {self._endpoint.device.info.uuid}",
-                code="wrong_device",
-                remedy="open the importer on the exporter's device",
-            )
 
     # --- fences -------------------------------------------------------------------------------------------------------
 
@@ -204,12 +183,14 @@ class Peer:
         except BaseException:
             self._tell(Kind.FENCE_RETURN, encode_token(token))
             raise
-        self._tell(Kind.FENCE_TAKEN, encode_token(token))
         with self._lock:
-            self._opened_fences = {key: kept for key, kept in self._opened_fences.items() if not kept.closed}
-            self._opened_fences[token] = fence
-        if self.state is not PeerState.CONNECTED:
-            self._poison(fence)
+            if not (left := self._left or self._closing):
+                self._opened_fences = {key: kept for key, kept in self._opened_fences.items() if not kept.closed}
+                self._opened_fences[token] = fence
+        if left:  # nobody would poison it
+            fence.close(0.0)
+            raise PeerGone(f"peer {self.pid} is {self.state.value}", remedy="connect again")
+        self._tell(Kind.FENCE_TAKEN, encode_token(token))
         return fence
 
     @property
@@ -263,20 +244,41 @@ class Peer:
             return
         deadline = deadline_after(timeout_s)
         for fence in self._take_opened_fences():
-            fence.close(remaining(deadline) / 2)
-        self.mappings.close()
-        self._trials.close()
+            self._attempt(lambda fence=fence: fence.close(remaining(deadline) / 2))  # type: ignore[misc]
+        self._attempt(self.mappings.close)
+        self._attempt(self._trials.close)
         if self.state is PeerState.CONNECTED:
             for export_id in self._endpoint.shares.lent_to(self):
                 self.revoke(export_id)
             self._endpoint.shares.wait_returned(self, timeout_s=remaining(deadline))
-        self._drop_lent_fences()
-        if not self.mappings.stats()["open"]:
+        self._lent_fences.drop_all()
+        with self._lock:
+            unused = not self._leases
+        if unused:
             self._hang_up()
 
     def _hang_up(self) -> None:
         self._link.close()
-        self._endpoint.peer_left(self)
+        self._attempt(self._trials.close)  # again: a request that was under way may have begun another
+        self._lent_fences.drop_all()
+        self._hung_up = True
+        self._endpoint.peer_left()
+
+    @property
+    def over(self) -> bool:
+        """True when nothing is left to be closed here: the connection has ended, and every fence opened from the peer.
+
+        A fence outlives its peer, so that whoever waits for it learns why it failed.
+        """
+        with self._lock:
+            return self._hung_up and all(fence.closed for fence in self._opened_fences.values())
+
+    def _attempt(self, step: Callable[[], None]) -> None:
+        """Run one step of an end; when a driver refuses it, the steps behind it are owed to others all the same."""
+        try:
+            step()
+        except Exception as error:
+            _log.warning("leaving peer %d: %r", self.pid, error)
 
     def _take_opened_fences(self) -> list[Fence]:
         with self._lock:
@@ -294,12 +296,12 @@ class Peer:
             if first:
                 for fence in fences:
                     self._poison(fence)
-                self.mappings.peer_died(self.instance)
-                self._trials.close()
+                self._attempt(lambda: self.mappings.peer_died(self.instance))
         # A peer that said goodbye has unmapped everything; one that died may still have transfers in flight.
         if state in (PeerState.CLOSED, PeerState.GONE):
             self._endpoint.shares.give_back_all(self)
-            self._drop_lent_fences()
+            self._lent_fences.drop_all()
+            self._attempt(self._trials.close)
         self._endpoint.peer_changed(self, state)
         if state in (PeerState.CLOSED, PeerState.GONE):
             self._hang_up()
@@ -310,13 +312,8 @@ class Peer:
             fence.poison(reason, writer_gone=lambda: self.state in (PeerState.CLOSED, PeerState.GONE))
         except UsageError:
             _log.debug("fence was closed while its peer left")
-
-    def _drop_lent_fences(self) -> None:
-        with self._lock:
-            lent = dict(self._lent_fences)
-            self._lent_fences.clear()
-        for fence, handle in lent.values():
-            _drop_consumer(fence, handle)
+        except Exception:  # the waiters of the next fence must be released too
+            _log.exception("a fence of a peer that left is not poisoned again")
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
@@ -331,13 +328,16 @@ class Peer:
                 raise
             raise PeerGone(f"peer {self.pid} is {self.state.value}", remedy="connect again") from error
 
-    def _tell(self, kind: Kind, body: bytes) -> None:
+    def _tell(self, kind: Kind, body: bytes) -> bool:
+        """Say something that needs no answer; False when the peer lives and did not take it, else True."""
         try:
             self._link.notify(kind, body)
         except (PeerGone, UsageError):
             _log.debug("peer left before it could be told %s", kind.name)
         except DevIPCError as error:
             _log.warning("peer %d was not told %s: %s", self.pid, kind.name, error)
+            return False
+        return True
 
     def revoke(self, export_id: bytes) -> None:
         """Tell the peer that an export is being taken back."""
@@ -366,29 +366,21 @@ class Peer:
 
     def _on_fence_open(self, message: Message) -> Reply:
         token, name = decode_token_name(message.body)
-        fence, handle = self._endpoint.lend_fence(name)
-        with self._lock:
-            self._lent_fences[token] = (fence, handle)
+        handle = self._lent_fences.lend(token, name)
         return completion.encode_fence_handle(handle), handle.fds
 
     def _on_fence_return(self, message: Message) -> None:
-        with self._lock:
-            lent = self._lent_fences.pop(decode_token(message.body), None)
-        if lent is not None:
-            _drop_consumer(*lent)
+        self._lent_fences.give_back(decode_token(message.body))
 
     def _on_fence_taken(self, message: Message) -> None:
-        token = decode_token(message.body)
-        with self._lock:
-            if token in self._lent_fences:
-                fence, handle = self._lent_fences[token]
-                close_fds(handle.fds)
-                self._lent_fences[token] = (fence, replace(handle, fds=()))
+        self._lent_fences.taken(decode_token(message.body))
 
     def _on_trial(self, message: Message) -> Reply:
         return self._trials.answer(message.body, message.fds)
 
     def _on_decide(self, message: Message) -> Reply:
+        if self.known_decision is None and not self._endpoint.drives_trials:
+            raise UsageError("this side listens, it does not decide", code="role", remedy="the connecting side decides")
         return encode_decision(self.decision), ()
 
     def _on_decided(self, message: Message) -> None:

@@ -20,12 +20,13 @@ from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import Stream
 from devipc.mappings import Mapping
 from devipc.session.messages import ShareMeta
+from devipc.wire import MemoryHandle
 
 if TYPE_CHECKING:
     import numpy
     import torch
 
-__all__ = ["RemoteMemory", "check_meta"]
+__all__ = ["RemoteMemory", "check_handle", "check_meta"]
 
 
 def check_meta(meta: ShareMeta, nbytes: int) -> None:
@@ -53,6 +54,34 @@ def check_meta(meta: ShareMeta, nbytes: int) -> None:
         raise BoundsError(
             f"described elements reach from byte {low} to {high + itemsize} of {nbytes} shared bytes",
             remedy="the exporter's description is wrong; share the memory again",
+        )
+
+
+def check_handle(handle: MemoryHandle, instance: bytes, backend: str, device: Device) -> None:
+    """Check that ``handle`` is of the process that sent it, and of this endpoint's backend and device.
+
+    Raises
+    ------
+    HandleError
+        When it is not.
+    """
+    if handle.instance != instance:
+        raise HandleError(
+            "the handle belongs to another process than the one that sent it",
+            code="foreign",
+            remedy="open it from the process that exported it",
+        )
+    if handle.backend != backend:
+        raise HandleError(
+            f"the handle is of backend {handle.backend!r}, this endpoint uses {backend!r}",
+            code="wrong_backend",
+            remedy="use the same backend on both sides",
+        )
+    if handle.device_uuid != device.info.uuid:
+        raise HandleError(
+            f"the handle is of device {handle.device_uuid!r}, this endpoint uses {device.info.uuid}",
+            code="wrong_device",
+            remedy="open the importer on the exporter's device",
         )
 
 

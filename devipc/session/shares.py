@@ -11,7 +11,8 @@ import threading
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from devipc.errors import CompletionTimeout, HandleError, StaleError, UsageError
+from devipc.deadline import bounded
+from devipc.errors import ClosedError, CompletionTimeout, HandleError, StaleError, UsageError
 from devipc.integrations import BufferView
 from devipc.interfaces.memory import DeviceMemoryIPC
 from devipc.lease import LeaseTable
@@ -25,10 +26,12 @@ __all__ = ["Share", "ShareTable", "check_name"]
 
 def check_name(name: object) -> str:
     """Return ``name`` if it can travel, else raise :class:`~devipc.errors.UsageError`."""
-    if not isinstance(name, str) or not name or len(name.encode()) > MAX_NAME_NBYTES:
+    if not isinstance(name, str) or not name or len(name.encode(errors="replace")) > MAX_NAME_NBYTES:
         raise UsageError(
             f"{name!r} is no name for a share or fence", remedy=f"use a text of 1 to {MAX_NAME_NBYTES} bytes"
         )
+    if any("\ud800" <= character <= "\udfff" for character in name):  # as undecodable file names have
+        raise UsageError(f"{name!r} cannot be written as UTF-8", remedy="use another name")
     return name
 
 
@@ -63,6 +66,7 @@ class ShareTable:
         self._tokens: dict[Hashable, bytes] = {}
         self._leases = LeaseTable()
         self.generation = 1
+        self._closed = False
 
     def names(self) -> list[str]:
         """Return the names that can be opened now."""
@@ -75,12 +79,13 @@ class ShareTable:
         with self._lock:
             self._check_free(name)
         extent = self._memory.export(view.span_ptr, view.span_nbytes, kind=kind)
-        handle = MemoryHandle(self._backend, self._device_uuid, self._instance, self.generation, os.urandom(16), extent)
         meta = ShareMeta(view.dtype, view.shape, view.strides, view.ptr - view.span_ptr, writable and not view.readonly)
-        share = Share(name, handle, meta, view.owner, view.span_ptr, view.span_ptr + view.span_nbytes)
         try:
-            with self._lock:
+            with self._lock:  # the generation too: an older one would be refused by every peer
                 self._check_free(name)
+                identity = (self._backend, self._device_uuid, self._instance, self.generation, os.urandom(16))
+                handle = MemoryHandle(*identity, extent)
+                share = Share(name, handle, meta, view.owner, view.span_ptr, view.span_ptr + view.span_nbytes)
                 self._leases.add(handle.export_id)
                 local_exports.add(handle.export_id, view.span_ptr, view.span_nbytes)
                 self._shares[name] = share
@@ -134,7 +139,7 @@ class ShareTable:
     def wait_returned(self, peer: Hashable, *, timeout_s: float) -> bool:
         """Block until ``peer`` has no lease left; False when the time is up."""
         with self._returned:
-            return self._returned.wait_for(lambda: not self.lent_to(peer), timeout_s)
+            return self._returned.wait_for(lambda: not self.lent_to(peer), bounded(timeout_s))
 
     def retire(self, name: str) -> Share:
         """Stop lending ``name``; return the share whose leases must end before its memory may be freed."""
@@ -184,10 +189,10 @@ class ShareTable:
 
     def next_generation(self) -> list[Share]:
         """Retire everything and count the generation up; return what is not finished yet."""
-        unfinished = self.retire_all()
         with self._lock:
+            unfinished = self.retire_all()
             self.generation += 1
-        return unfinished
+            return unfinished
 
     def retire_all(self) -> list[Share]:
         """Stop lending everything; return all shares that are not finished yet."""
@@ -195,6 +200,12 @@ class ShareTable:
             self.retire(name)
         with self._lock:
             return [share for waiting in self._retired.values() for share in waiting]
+
+    def close(self) -> list[Share]:
+        """Share nothing more, and retire everything; return all shares that are not finished yet."""
+        with self._lock:
+            self._closed = True
+        return self.retire_all()
 
     def abandon(self, share: Share) -> None:
         """Take an export back although somebody may still map it; the memory itself must stay."""
@@ -206,6 +217,8 @@ class ShareTable:
         self._memory.release(share.handle.extent)
 
     def _check_free(self, name: str) -> None:
+        if self._closed:
+            raise ClosedError("the session is closed", remedy="make a new one")
         if name in self._shares:
             raise UsageError(f"{name!r} is shared already", code="duplicate", remedy="unshare it first")
         if len(self._shares) >= MAX_NAMES:

@@ -148,6 +148,7 @@ def test_dying_is_told_within_100_ms_whatever_the_victims_memory(busy: bool) -> 
             while busy and len(told) < 1 and time.monotonic() - killed < 5:
                 sum(range(20_000))  # holds the interpreter like a busy scheduler
             assert eventually(lambda: session.state is PeerState.GONE)
+            assert eventually(lambda: len(told) > 1)  # the state is known a moment before it is told
             waiter.join(5)
     states = [state for state, _ in told]
     assert states == [PeerState.DYING, PeerState.GONE]

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from devipc.calltrace import observe
+from devipc.deadline import call_with_deadline
 from devipc.errors import ClosedError, CompletionTimeout, StaleError, UsageError
 from devipc.interfaces.memory import DeviceMemoryIPC
-from devipc.mappings import Mapping, MappingCache, call_with_deadline, local_exports
+from devipc.mappings import Mapping, MappingCache, local_exports
 from devipc.registry import load_backend
 from devipc.types import ExportedExtent, OpenedExtent
 from devipc.wire import MemoryHandle
@@ -44,7 +45,7 @@ def handle(extent: ExportedExtent, number: int, *, generation: int = 1, instance
 
 def test_one_open_serves_many_users(memory: DeviceMemoryIPC, extents: list[ExportedExtent]) -> None:
     unmapped: list[bytes] = []
-    cache = MappingCache(memory, instance=ME, idle_limit=0, on_unmapped=unmapped.append)
+    cache = MappingCache(memory, instance=ME, idle_limit=0, on_unmapped=lambda mapping: unmapped.append(mapping.key[2]))
     first, fresh = cache.acquire(handle(extents[0], 1), timeout_s=5)
     again, fresh_again = cache.acquire(handle(extents[0], 1), timeout_s=5)
     assert (fresh, fresh_again, first) == (True, False, again)
@@ -60,7 +61,7 @@ def test_idle_mappings_are_kept_up_to_the_limit_and_used_ones_never_dropped(
     memory: DeviceMemoryIPC, extents: list[ExportedExtent]
 ) -> None:
     unmapped: list[bytes] = []
-    cache = MappingCache(memory, instance=ME, idle_limit=1, on_unmapped=unmapped.append)
+    cache = MappingCache(memory, instance=ME, idle_limit=1, on_unmapped=lambda mapping: unmapped.append(mapping.key[2]))
     used, _ = cache.acquire(handle(extents[0], 0), timeout_s=5)
     for number in (1, 2, 3):
         mapping, _ = cache.acquire(handle(extents[number], number), timeout_s=5)
@@ -80,7 +81,7 @@ def test_what_ends_an_export_ends_its_mappings_at_once(
     memory: DeviceMemoryIPC, extents: list[ExportedExtent], cause: str
 ) -> None:
     unmapped: list[bytes] = []
-    cache = MappingCache(memory, instance=ME, on_unmapped=unmapped.append)
+    cache = MappingCache(memory, instance=ME, on_unmapped=lambda mapping: unmapped.append(mapping.key[2]))
     used, _ = cache.acquire(handle(extents[0], 1), timeout_s=5)
     idle, _ = cache.acquire(handle(extents[1], 1 if cause == "revoke" else 2), timeout_s=5)
     cache.release(idle)

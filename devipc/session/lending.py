@@ -1,0 +1,95 @@
+"""Fences that one peer was given: which line of which fence is whose, and what is owed when it leaves.
+
+Owns the handles on their way to a peer and the lines that it holds. It knows fences and tokens; it knows no connection.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+from devipc.completion import FenceHandle, ProducerFence
+from devipc.errors import UsageError
+from devipc.spi import close_fds
+
+__all__ = ["LentFences"]
+
+_log = logging.getLogger("devipc.session")
+
+
+class LentFences:
+    """What one peer holds of this process's fences, by the tokens that it chose. Any thread.
+
+    Parameters
+    ----------
+    lend : callable
+        Returns the fence of a name and a new handle of it, whose descriptors pass to this object.
+    """
+
+    def __init__(self, lend: Callable[[str], tuple[ProducerFence, FenceHandle]]) -> None:
+        self._lend = lend
+        self._lock = threading.Lock()
+        self._lent: dict[int, tuple[ProducerFence, FenceHandle]] = {}
+
+    def lend(self, token: int, name: str) -> FenceHandle:
+        """Lend the fence ``name`` under ``token``; the handle's descriptors stay this object's.
+
+        Raises
+        ------
+        UsageError
+            When the token is in use: what it stands for must not be forgotten.
+        """
+        self._forget_left()
+        with self._lock:
+            if token in self._lent:
+                raise UsageError("this fence token is in use", code="duplicate", remedy="count tokens up")
+        fence, handle = self._lend(name)
+        with self._lock:
+            self._lent[token] = (fence, handle)
+        return handle
+
+    def taken(self, token: int) -> None:
+        """Note that the handle has arrived and is open: its descriptors are not needed any more."""
+        with self._lock:
+            if token in self._lent:
+                fence, handle = self._lent[token]
+                close_fds(handle.fds)
+                self._lent[token] = (fence, replace(handle, fds=()))
+
+    def give_back(self, token: int) -> None:
+        """Take back a handle that was not, or will not be, opened. Unknown tokens are passed over."""
+        with self._lock:
+            lent = self._lent.pop(token, None)
+        if lent is not None:
+            _drop(*lent)
+
+    def drop_all(self) -> None:
+        """Take everything back; the peer is gone. May be called again."""
+        with self._lock:
+            lent = list(self._lent.values())
+            self._lent.clear()
+        for fence, handle in lent:
+            _drop(fence, handle)
+
+    def _forget_left(self) -> None:
+        """Forget consumers that closed, and fences that did; a peer that opens ten thousand has only some of them."""
+        with self._lock:
+            left = [
+                token
+                for token, (fence, handle) in self._lent.items()
+                if not fence.serves(handle.line, ticket=handle.ticket)
+            ]
+            handles = [self._lent.pop(token)[1] for token in left]
+        for handle in handles:
+            close_fds(handle.fds)
+
+
+def _drop(fence: ProducerFence, handle: FenceHandle) -> None:
+    """Let ``fence`` go on without a consumer that is gone, or never came."""
+    close_fds(handle.fds)
+    try:
+        fence.drop_consumer(handle.line, ticket=handle.ticket)
+    except UsageError:
+        _log.debug("the fence was closed before its consumer was dropped")
