@@ -27,8 +27,9 @@ class Scratch:
         self._transfer = need_transfer(device)
         if device.memory is None:
             answer = device.capabilities().get("memory")
+            reason = answer.reason if answer is not None else "there is no memory interface"
             raise CapabilityError(
-                f"no device memory to copy through: {answer.reason if answer is not None else 'there is no memory interface'}",
+                f"no device memory to copy through: {reason}",
                 device=device.info.uuid,
                 remedy="use polling, which moves no bytes",
             )
