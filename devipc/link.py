@@ -328,7 +328,8 @@ class Link:
         self._dying(PeerGone(f"peer {self._peer.pid} is dying or dead", remedy="connect again"))
 
     def _dying(self, error: DevIPCError) -> None:
-        if self._move(PeerState.DYING, error):
+        # Whoever is told goodbye hangs up, perhaps before this side has gone on: that is no death.
+        if not self._closing and self._move(PeerState.DYING, error):
             self._listeners.tell(PeerState.DYING)
 
     # The final states are told by the worker, behind all that the peer had asked for: nothing is granted after them.

@@ -51,6 +51,22 @@ def test_notices_arrive_in_order_before_the_goodbye() -> None:
     other.close()
 
 
+def test_an_answer_to_the_goodbye_is_no_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = joined()
+    told: list[PeerState] = []
+    one.on_state(told.append)
+    say = one._say
+
+    def slow(kind: Kind, body: bytes = b"", *, request: int = 0) -> None:
+        say(kind, body, request=request)
+        other.close()
+        one._threads[0].join(5)  # it has read the end of the connection
+
+    monkeypatch.setattr(one, "_say", slow)
+    one.close()
+    assert (told, one.state) == ([], PeerState.CLOSED)
+
+
 def test_goodbye_ends_calls_and_is_not_a_death() -> None:
     entered, go = threading.Event(), threading.Event()
 

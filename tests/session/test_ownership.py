@@ -179,7 +179,7 @@ def test_a_driver_that_cannot_unmap_does_not_keep_others_waiting(importer: Impor
     told: list[PeerState] = []
     importer.on_event(lambda event: told.append(event.state))
     importer.peer._on_state(PeerState.CLOSED)
-    assert eventually(lambda: told == [PeerState.CLOSED])
+    assert eventually(lambda: told == [PeerState.CLOSED]), told
     assert lent(importer) == 0
 
 
