@@ -59,6 +59,7 @@ def test_an_answer_to_the_goodbye_is_no_death(monkeypatch: pytest.MonkeyPatch) -
 
     def slow(kind: Kind, body: bytes = b"", *, request: int = 0) -> None:
         say(kind, body, request=request)
+        assert eventually(lambda: other.state is PeerState.CLOSED)
         other.close()
         one._threads[0].join(5)  # it has read the end of the connection
 
