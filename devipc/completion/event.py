@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from devipc.completion.half import give_back, sync_with
 from devipc.completion.page import MAX_CONSUMERS, RING_SLOTS, FencePage, LineState
-from devipc.errors import CompletionTimeout, DevIPCError, DriverError, HandleError, UsageError
+from devipc.errors import CompletionTimeout, DevIPCError, UsageError
 from devipc.interfaces.backend import Device
 from devipc.interfaces.sync import InterprocessEvent, InterprocessEvents
 from devipc.interfaces.transfer import Stream
@@ -161,7 +161,7 @@ class EventConsumer(_Ring):
                 if self._events and self._advance(recorded):
                     self._page.set_ack(self._line, self._seen)
                     self._page.kick()
-            except (HandleError, DriverError):  # the producer is gone or did not wait for us: the page says why
+            except DevIPCError:  # the producer is gone or did not wait for us: the page says why
                 if self._page.status is None:
                     raise
             return self._reached

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 from devipc.completion.half import Half
 from devipc.completion.page import FencePage, check_value
 from devipc.completion.ticker import ticker
-from devipc.errors import ClosedError, CompletionTimeout, DevIPCError, FencePoisoned, ForkError, UsageError
+from devipc.errors import ClosedError, CompletionTimeout, FencePoisoned, ForkError, UsageError
 from devipc.interfaces.transfer import Stream
 from devipc.types import MAX_FENCE_VALUE, PoisonReason, Strategy
 
@@ -257,11 +257,7 @@ class Fence(ABC):
             self._closing = True
         deadline = time.monotonic() + timeout_s
         in_time = self._page.wait_until(self._quiet, timeout_s=timeout_s, pause_s=_REPEAT_S)
-        try:
-            self._leave(deadline)
-        except DevIPCError as error:  # what is left to be given back must not depend on what the device answers
-            self._page.poison(PoisonReason.DEVICE_LOST)
-            _log.warning("while a fence was closed: %s", error)
+        self._leave(deadline)
         if not in_time:
             self._page.poison(PoisonReason.CLOSED)
             ticker("devipc-poison").wake(self._repeat_poison)

@@ -7,6 +7,7 @@ reaches the page is its half's business.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import secrets
 import time
@@ -15,7 +16,7 @@ from devipc.completion.fence import Fence
 from devipc.completion.half import ProducerHalf
 from devipc.completion.handle import FenceHandle
 from devipc.completion.page import MAX_CONSUMERS, FencePage, LineState, check_value
-from devipc.errors import ClosedError, DriverError, ResourceExhausted, UsageError
+from devipc.errors import ClosedError, DevIPCError, ResourceExhausted, UsageError
 from devipc.interfaces.transfer import DeviceTransfer, Stream
 from devipc.types import PoisonReason, Strategy
 
@@ -23,6 +24,7 @@ __all__ = ["ProducerFence", "process_token"]
 
 _LIVE = (LineState.GIVEN, LineState.OPEN)
 _token: tuple[int, bytes] = (0, b"")
+_log = logging.getLogger("devipc.completion")
 
 
 def process_token() -> bytes:
@@ -201,8 +203,9 @@ class ProducerFence(Fence):
     def _leave(self, deadline: float) -> None:
         try:
             reached = self._half.look()
-        except (DriverError, ClosedError):
+        except DevIPCError as error:  # consumers are told, and waited for, whatever the device answers
             self._page.poison(PoisonReason.DEVICE_LOST)
+            _log.warning("while a fence was closed: %s", error)
         else:
             if self._poisoned(reached) is None:
                 self._page.final = reached

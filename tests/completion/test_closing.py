@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from devipc.completion import ConsumerFence, ProducerFence, create_fence
+from devipc.completion import ConsumerFence, ProducerFence, create_fence, event
 from devipc.errors import (
     CapabilityError,
     ClosedError,
     CompletionTimeout,
     DeviceLostError,
+    DevIPCError,
     DriverError,
     FencePoisoned,
     ResourceExhausted,
@@ -316,7 +317,27 @@ def test_a_device_that_cannot_be_asked_any_more_leaves_nobody_waiting(
     transfer_of(device).synchronize_stream(stream)
 
 
-def test_an_event_that_died_with_its_maker_is_a_poisoned_fence(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_producer_that_cannot_ask_its_device_still_waits_for_its_consumers(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events that a consumer has open must not be destroyed, and would be kept for ever if nobody waited for it."""
+    producer = create_fence(device, Strategy.EVENT)
+    consumer = open_exported(device, producer.export())
+    producer.signal(stream_of(device), 1)
+    kept = len(event._kept)
+    with monkeypatch.context() as patch:
+        patch.setattr(HostEvents, "query", unreachable)
+        timer = threading.Timer(0.1, consumer.close)
+        timer.start()
+        producer.close(5.0)
+        timer.join()
+    assert len(event._kept) == kept
+
+
+@pytest.mark.parametrize("refusal", [DriverError, CapabilityError])
+def test_an_event_that_died_with_its_maker_is_a_poisoned_fence(
+    device: Device, monkeypatch: pytest.MonkeyPatch, refusal: type[DevIPCError]
+) -> None:
     """Some drivers refuse to query it then; the fence's own page has the reason already."""
     stream = stream_of(device)
     with pair(device, Strategy.EVENT) as (producer, consumer):
@@ -325,7 +346,7 @@ def test_an_event_that_died_with_its_maker_is_a_poisoned_fence(device: Device, m
         consumer.poison(PoisonReason.PEER_DIED)
 
         def refuse(*_: object) -> bool:
-            raise DriverError("the handle is not valid any more", code="invalid_handle")
+            raise refusal("the handle is not valid any more", code="invalid_handle")
 
         with monkeypatch.context() as patch:
             patch.setattr(HostEvents, "query", refuse)
