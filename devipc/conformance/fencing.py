@@ -20,7 +20,8 @@ from devipc.completion import (
 )
 from devipc.conformance import roles_sync
 from devipc.conformance.peers import Peer
-from devipc.conformance.rig import Rig, given_back
+from devipc.conformance.rig import Rig
+from devipc.conformance.staging import given_back
 from devipc.spi import close_fds
 from devipc.types import Strategy
 from devipc.wire import Reader

@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from devipc.completion import create_fence
 from devipc.conformance.peers import Peer
 from devipc.conformance.profile import BackendProfile
 from devipc.conformance.resources import Account, Slack, grown_after_settling
 from devipc.conformance.rig import Rig
 from devipc.conformance.roles_memory import account, grown
 from devipc.conformance.suite import Suite, suite_of
-from devipc.errors import CapabilityError
 from devipc.interfaces.backend import Backend
 from devipc.types import HandleKind, Strategy
 
@@ -25,8 +23,8 @@ __all__ = ["NewPeer"]
 NewPeer = Callable[[], Peer]
 """The fixture ``new_peer``: one more warmed-up peer for this case."""
 
-FAILED = pytest.StashKey[bool]()
-"""Set on an item whose call failed: its accounts say nothing then."""
+BROKEN_OFF = pytest.StashKey[bool]()
+"""Set on an item that failed or skipped: its accounts say nothing then, and its peers are not used again."""
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +65,7 @@ def _accounts(request: pytest.FixtureRequest, suite: Suite) -> Iterator[None]:
 
     before = look()
     yield
-    if request.node.stash.get(FAILED, False):
+    if request.node.stash.get(BROKEN_OFF, False):
         return
     left = grown_after_settling(before, look, slack)
     if left:
@@ -86,9 +84,9 @@ def new_peer(request: pytest.FixtureRequest, suite: Suite, _accounts: None) -> I
 
     try:
         yield take
-        left = [] if request.node.stash.get(FAILED, False) else _settle(taken, Slack.of(suite.profile))
+        left = [] if request.node.stash.get(BROKEN_OFF, False) else _settle(taken, Slack.of(suite.profile))
     finally:
-        failed = request.node.stash.get(FAILED, False)
+        failed = request.node.stash.get(BROKEN_OFF, False)
         for peer, _ in taken:
             if peer.usable and not failed and not peer.once:
                 suite.peers.give_back(peer)
@@ -157,10 +155,9 @@ def rounds(suite: Suite) -> int:
 def strategy(request: pytest.FixtureRequest, suite: Suite) -> Strategy:
     """Return one completion strategy; skips when the device refuses it by type."""
     wanted: Strategy = request.param
-    try:
-        create_fence(suite.rig.device, wanted).close()
-    except CapabilityError as error:
+    reason = suite.strategy_missing(wanted)
+    if reason:
         if suite.profile.strategies is not None and wanted in suite.profile.strategies:
-            pytest.fail(f"the profile expects {wanted.value}: {error}", pytrace=False)
-        pytest.skip(f"{wanted.value}: {error.message}")
+            pytest.fail(f"the profile expects {wanted.value}: {reason}", pytrace=False)
+        pytest.skip(f"{wanted.value}: {reason}")
     return wanted

@@ -23,7 +23,7 @@ from devipc.channel import Channel
 from devipc.conformance.peer_main import ANSWER, FAILURE, REQUEST
 from devipc.conformance.profile import BackendProfile
 from devipc.conformance.results import SuiteError
-from devipc.conformance.rig import Unavailable, until
+from devipc.conformance.staging import Unavailable, until
 from devipc.conformance.worker import Role, role_name
 from devipc.errors import CompletionTimeout, DevIPCError, PeerGone
 from devipc.message import Message

@@ -16,9 +16,9 @@ import pytest
 
 from devipc.conformance import fixtures
 from devipc.conformance.catalogue import ATTRIBUTE, Case
-from devipc.conformance.fixtures import FAILED
+from devipc.conformance.fixtures import BROKEN_OFF
 from devipc.conformance.results import Outcome, Result, is_backends_fault
-from devipc.conformance.rig import Unavailable
+from devipc.conformance.staging import Unavailable
 from devipc.conformance.suite import Suite
 from devipc.errors import DevIPCError
 from devipc.types import HandleKind, Strategy
@@ -118,7 +118,7 @@ class _Run:
         if known is None:
             return report
         outcome = self._judge(known, call.excinfo)
-        item.stash[FAILED] = item.stash.get(FAILED, False) or outcome.result.rank >= Result.DEVIATION.rank
+        item.stash[BROKEN_OFF] = item.stash.get(BROKEN_OFF, False) or outcome.result is not Result.PASS
         self._suite.recorder.add(item.nodeid, known, _parameters(item), outcome, report.duration)
         report.devipc_result = outcome.result  # type: ignore[attr-defined]
         if outcome.result is Result.DEVIATION:

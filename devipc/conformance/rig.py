@@ -7,114 +7,24 @@ registered staging, so that the same case runs on every backend. Waiting is poll
 from __future__ import annotations
 
 import contextlib
-import random
-import threading
+import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
+from devipc.conformance.staging import PAGE, STAGING_NBYTES, Staging, Unavailable, compare, content, given_back, until
+from devipc.errors import CapabilityError, DevIPCError
 from devipc.interfaces.backend import Device
 from devipc.interfaces.memory import Allocation, DeviceMemoryIPC
-from devipc.interfaces.sync import DeviceSyncIPC
+from devipc.interfaces.sync import InterprocessEvents, WordWaits, WordWrites
 from devipc.interfaces.transfer import DeviceTransfer, Stream
-from devipc.memfd import SharedMap, create_memfd
-from devipc.spi import close_fds
-from devipc.types import HandleKind
+from devipc.types import HandleKind, Mechanism
 
-__all__ = ["STAGING_NBYTES", "Latch", "Rig", "Staging", "Unavailable", "attempt", "content", "given_back", "until"]
+__all__ = ["Latch", "Rig"]
 
-STAGING_NBYTES = 4 << 20
-"""Size of the staging memory of a rig; more is moved in pieces."""
-PAGE = 4096
 _COPY_NBYTES = 32 << 20
 _HOLD_S = 0.4
-
-
-class Unavailable(Exception):
-    """The device lacks what a case needs: the case is skipped, with this as the reason."""
-
-
-def content(seed: int, nbytes: int) -> bytes:
-    """Return the first ``nbytes`` bytes that ``seed`` stands for; no two seeds and no shifted copy look alike."""
-    return random.Random(seed).randbytes(-(-nbytes // 4) * 4)[:nbytes]
-
-
-def until(condition: Callable[[], bool], timeout_s: float, *, pause_s: float = 0.0005) -> bool:
-    """Ask until ``condition()`` is true or the time is over; return whether it became true."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(pause_s)
-    return True
-
-
-@contextmanager
-def given_back(undo: Callable[[], object]) -> Iterator[None]:
-    """Call ``undo`` at the end of the block; after a failure without waiting for it, since a driver may be stuck."""
-    try:
-        yield
-    except BaseException:
-        attempt(undo, 1.0)
-        raise
-    undo()
-
-
-def attempt(call: Callable[[], object], timeout_s: float) -> bool:
-    """Run a call that may never return, on a thread that is left behind then; return whether it did."""
-
-    def run() -> None:
-        with contextlib.suppress(Exception):
-            call()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    return not thread.is_alive()
-
-
-class Staging:
-    """Host memory that the device reaches; the host reads and writes it through :attr:`view`."""
-
-    def __init__(self, transfer: DeviceTransfer, nbytes: int) -> None:
-        fd = create_memfd("devipc-staging", nbytes)
-        try:
-            self._map = SharedMap(fd, nbytes)
-        finally:
-            close_fds([fd])
-        self._transfer = transfer
-        self.nbytes = nbytes
-        self.address = self._map.address
-        try:
-            self._registration = transfer.register_host(self._map.address, nbytes)
-        except BaseException:
-            self._map.close()
-            raise
-        self.ptr = self._registration.device_ptr
-
-    @property
-    def view(self) -> memoryview:
-        """The bytes."""
-        return self._map.view
-
-    def word(self, index: int) -> int:
-        """Load one 64-bit word."""
-        words = self._map.view.cast("Q")
-        try:
-            return words[index]
-        finally:
-            words.release()
-
-    def set_word(self, index: int, value: int) -> None:
-        """Store one 64-bit word in one store."""
-        words = self._map.view.cast("Q")
-        words[index] = value
-        words.release()
-
-    def close(self) -> None:
-        """Unregister and unmap."""
-        self._transfer.unregister_host(self._registration)
-        self._map.close()
 
 
 class Latch:
@@ -127,11 +37,9 @@ class Latch:
     def __init__(self, rig: Rig, stream: Stream) -> None:
         self._rig = rig
         self._word = -1
-        sync = rig.device.sync
-        waits = sync.word_waits if sync is not None else None
-        if waits is not None:
+        if rig.has_latches:
             self._word = rig.take_word()
-            waits.wait(stream, rig.word_ptr(self._word), 1)
+            rig.word_waits.wait(stream, rig.word_ptr(self._word), 1)
             return
         rig.queue_copies(stream)
         self._marker = rig.transfer.create_marker()
@@ -185,7 +93,8 @@ class Rig:
         self.words = Staging(device.transfer, PAGE)
         self.stream = device.transfer.create_stream()
         self._next_word = 0
-        self._ballast: Allocation | None = None
+        self._refusals: dict[str, str] = {}
+        self._ballast: tuple[Allocation, Staging] | None = None
         self._detour: Allocation | None = None
         self._copies = 0
 
@@ -204,18 +113,41 @@ class Rig:
         return self.device.memory
 
     @property
-    def sync(self) -> DeviceSyncIPC:
-        """The device's sync interface.
+    def word_writes(self) -> WordWrites:
+        """Word writes that were seen working; raises :class:`Unavailable` where they are missing or refused by type."""
+        return cast(WordWrites, self._primitive("word_writes", lambda it: it.write(self.stream, self.word_ptr(0), 0)))
 
-        Raises
-        ------
-        Unavailable
-            When there is none.
-        """
+    @property
+    def word_waits(self) -> WordWaits:
+        """Word waits that were seen working, likewise."""
+        return cast(WordWaits, self._primitive("word_waits", lambda it: it.wait(self.stream, self.word_ptr(0), 0)))
+
+    @property
+    def events(self) -> InterprocessEvents:
+        """Events that could be made, likewise."""
+        return cast(InterprocessEvents, self._primitive("events", lambda it: it.destroy(it.create())))
+
+    def _primitive(self, name: str, use: Callable[[Any], object]) -> object:
+        """Return a primitive after trying it once: drivers claim more than they do, and refuse at the first use."""
+        primitive = getattr(self.device.sync, name, None)
+        if name not in self._refusals:
+            self._refusals[name] = self._why_no(name) if primitive is None else ""
+            if primitive is not None:
+                try:
+                    use(primitive)
+                except CapabilityError as error:
+                    self._refusals[name] = f"{name} refused: {error.message}"
+        if self._refusals[name]:
+            raise Unavailable(self._refusals[name])
+        return primitive
+
+    def _why_no(self, name: str) -> str:
         if self.device.sync is None:
             answer = self.device.capabilities().get("sync")
-            raise Unavailable(f"no sync interface: {answer.reason if answer else 'no reason given'}")
-        return self.device.sync
+        else:
+            mechanism = Mechanism.EVENT if name == "events" else Mechanism.STREAM_MEMOP
+            answer = self.device.sync.mechanisms().get(mechanism)
+        return f"no {name}: {answer.reason if answer else 'no reason given'}"
 
     # --- moving content ----------------------------------------------------------------------------------------------
 
@@ -297,7 +229,9 @@ class Rig:
     @property
     def has_latches(self) -> bool:
         """True where a latch holds until it is opened; False where it is a queue of copies."""
-        return self.device.sync is not None and self.device.sync.word_waits is not None
+        with contextlib.suppress(Unavailable):
+            return self.word_waits is not None
+        return False
 
     def take_word(self) -> int:
         """Return the index of a word that is zero and that nobody waits for."""
@@ -311,19 +245,22 @@ class Rig:
         return self.words.ptr + 8 * index
 
     def queue_copies(self, stream: Stream) -> None:
-        """Queue copies inside the device that take about half a second."""
+        """Queue copies to the device that take about half a second; over the wire, since queues have a limited length."""
         if self._ballast is None:
-            self._ballast = self.memory.allocate(2 * _COPY_NBYTES)
+            self._ballast = self.memory.allocate(_COPY_NBYTES), Staging(self.transfer, _COPY_NBYTES)
+            self._copy_ballast(stream, 2)  # the first ones also touch the memory for the first time
+            self.finish(stream, "copies to the device")
             started = time.monotonic()
             self._copy_ballast(stream, 8)
-            self.finish(stream, "copies inside the device")
+            self.finish(stream, "copies to the device")
             self._copies = max(8, int(8 * _HOLD_S / max(time.monotonic() - started, 1e-4)))
         self._copy_ballast(stream, self._copies)
 
     def _copy_ballast(self, stream: Stream, count: int) -> None:
         assert self._ballast is not None
+        allocation, staging = self._ballast
         for _ in range(count):
-            self.transfer.copy(stream, self._ballast.ptr, self._ballast.ptr + _COPY_NBYTES, _COPY_NBYTES)
+            self.transfer.copy(stream, allocation.ptr, staging.ptr, _COPY_NBYTES)
 
     def free_nbytes(self) -> int:
         """Return how much device memory is free."""
@@ -331,20 +268,24 @@ class Rig:
 
     def warm_up(self) -> None:
         """Use every primitive once, so that what a driver makes at its first use is no growth later."""
-        self.write(self.staging.ptr + STAGING_NBYTES // 2, bytes(PAGE))
+        steps: list[Callable[[], object]] = [self._warm_up_streams, self._warm_up_events]
+        for kind in self.device.memory.kinds() if self.device.memory is not None else ():
+            steps.append(functools.partial(self._warm_up_kind, kind))
+        for step in steps:
+            with contextlib.suppress(DevIPCError, AssertionError, Unavailable):
+                step()
+
+    def _warm_up_streams(self) -> None:
+        self.carry(self.stream, self.staging.ptr, self.staging.ptr + PAGE, PAGE)
+        self.finish(self.stream, "a copy by way of the device")
         with self.new_stream() as stream, self.latch(stream):
             pass
-        if self.device.memory is not None:
-            self.carry(self.stream, self.staging.ptr, self.staging.ptr + PAGE, PAGE)
-            self.finish(self.stream, "a copy by way of the device")
-            for kind in self.device.memory.kinds():
-                self._warm_up_kind(kind)
-        events = self.device.sync.events if self.device.sync is not None else None
-        if events is not None:
-            event = events.create()
-            events.export(event)
-            events.record(event, self.stream)
-            events.destroy(event)
+
+    def _warm_up_events(self) -> None:
+        event = self.events.create()
+        self.events.export(event)
+        self.events.record(event, self.stream)
+        self.events.destroy(event)
 
     def _warm_up_kind(self, kind: HandleKind) -> None:
         allocation = self.memory.allocate(PAGE, kind=kind, zero=True)
@@ -359,18 +300,9 @@ class Rig:
         self.transfer.destroy_stream(self.stream)
         self.words.close()
         self.staging.close()
-        for allocation in (self._ballast, self._detour):
-            if allocation is not None:
-                self.memory.free(allocation)
+        if self._detour is not None:
+            self.memory.free(self._detour)
+        if self._ballast is not None:
+            self.memory.free(self._ballast[0])
+            self._ballast[1].close()
         self.device.close()
-
-
-def compare(found: bytes, expected: bytes, what: str) -> None:
-    """Raise AssertionError that says where and how ``found`` differs."""
-    if found == expected:
-        return
-    wrong = [index for index in range(len(expected)) if found[index] != expected[index]]
-    shape = "all zeros" if not any(found) else "other content"
-    raise AssertionError(
-        f"{what}: {len(wrong)} of {len(expected)} bytes are wrong, the first at {wrong[0]}; it reads {shape}"
-    )

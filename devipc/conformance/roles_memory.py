@@ -13,7 +13,7 @@ from typing import Any
 
 from devipc.calltrace import observe
 from devipc.conformance.resources import Account, Slack, grown_after_settling
-from devipc.conformance.rig import content
+from devipc.conformance.staging import content
 from devipc.conformance.worker import Reply, Worker, extent_from_json, extent_to_json, role
 from devipc.errors import DevIPCError, ForkError
 from devipc.spi import close_fds

@@ -18,7 +18,8 @@ from devipc.completion import (
     encode_fence_handle,
     open_fence,
 )
-from devipc.conformance.rig import Latch, Staging, compare, content, until
+from devipc.conformance.rig import Latch
+from devipc.conformance.staging import Staging, compare, content, until
 from devipc.conformance.worker import Reply, Worker, role
 from devipc.errors import DevIPCError, FencePoisoned
 from devipc.interfaces.transfer import Stream
@@ -210,8 +211,7 @@ def hand_back(worker: Worker, fds: Fds, keys: list[int], nbytes: int, rounds: in
 @role
 def open_event(worker: Worker, fds: Fds, payload: str) -> Body:
     """Open an event and keep it."""
-    events = worker.rig.sync.events
-    assert events is not None
+    events = worker.rig.events
     event = events.open(bytes.fromhex(payload))
     return {"key": worker.keep(event, lambda: events.destroy(event))}
 
@@ -219,16 +219,14 @@ def open_event(worker: Worker, fds: Fds, payload: str) -> Body:
 @role
 def query_event(worker: Worker, fds: Fds, key: int) -> Body:
     """Ask an event."""
-    events = worker.rig.sync.events
-    assert events is not None
+    events = worker.rig.events
     return {"done": events.query(worker.get(key))}
 
 
 @role
 def bogus_events(worker: Worker, fds: Fds, payloads: list[str]) -> Body:
     """Open event handles that are made up; return those that were accepted."""
-    events = worker.rig.sync.events
-    assert events is not None
+    events = worker.rig.events
     accepted = []
     for payload in payloads:
         try:

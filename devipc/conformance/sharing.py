@@ -13,7 +13,8 @@ from typing import Any
 
 from devipc.conformance import roles_memory
 from devipc.conformance.peers import Peer
-from devipc.conformance.rig import Rig, given_back
+from devipc.conformance.rig import Rig
+from devipc.conformance.staging import given_back
 from devipc.conformance.worker import extent_from_json, extent_to_json
 from devipc.interfaces.memory import Allocation
 from devipc.spi import close_fds

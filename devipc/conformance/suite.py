@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from devipc.capabilities import Verdict
+from devipc.completion import create_fence
 from devipc.conformance import roles_memory
 from devipc.conformance.peers import Peer, Peers
 from devipc.conformance.profile import BackendProfile, find_backend, find_profile
 from devipc.conformance.results import Recorder, SuiteError, backend_package
-from devipc.conformance.rig import Rig, Unavailable, attempt
+from devipc.conformance.rig import Rig
 from devipc.conformance.sharing import mapped, shared_by_peer
+from devipc.conformance.staging import Unavailable, attempt
 from devipc.conformance.worker import open_device
 from devipc.errors import CapabilityError, DevIPCError, UsageError
-from devipc.types import HandleKind
+from devipc.types import HandleKind, Mechanism, Strategy
 
 if TYPE_CHECKING:
     import pytest
@@ -55,6 +57,7 @@ class Suite:
         self._device = open_device(self.backend, profile.device)
         self._rig: Rig | None = None
         self._kinds: dict[HandleKind, str] = {}
+        self._strategies: dict[Strategy, str] = {}
         self.peers = Peers(profile, self._device.info.uuid)
         self.peers.ready = self._warm_up
 
@@ -137,6 +140,34 @@ class Suite:
                     raise AssertionError(f"kinds() says no to {kind.value}, allocate allows it")
                 self._kinds[kind] = ""
         return self._kinds[kind]
+
+    def strategy_missing(self, strategy: Strategy) -> str:
+        """Return why fences of ``strategy`` cannot be had here, empty when they can; signals one to find out.
+
+        Raises
+        ------
+        AssertionError
+            When the backend's own answer is a yes to what it then refuses.
+        """
+        if strategy not in self._strategies:
+            rig = self.rig
+            reason = ""
+            try:
+                if strategy is Strategy.STREAM_MEMOP:
+                    rig.word_waits  # noqa: B018 - tries them
+                with create_fence(rig.device, strategy) as fence:
+                    fence.signal(rig.stream, 1)
+            except CapabilityError as error:
+                reason = error.message
+            except Unavailable as error:
+                reason = str(error)
+            if reason and strategy in (Strategy.STREAM_MEMOP, Strategy.EVENT):
+                mechanism = Mechanism(strategy.value)
+                answer = rig.device.sync.mechanisms().get(mechanism) if rig.device.sync is not None else None
+                if answer is not None and answer.verdict is Verdict.YES:
+                    raise AssertionError(f"mechanisms() says yes to {mechanism.value}, which is refused: {reason}")
+            self._strategies[strategy] = reason
+        return self._strategies[strategy]
 
     def warm_up(self) -> None:
         """Open the rig and a first peer, so that no case pays for it or is charged with it."""

@@ -12,9 +12,10 @@ from devipc.conformance.catalogue import case
 from devipc.conformance.fencing import fence, followed, followed_here, following
 from devipc.conformance.fixtures import NewPeer
 from devipc.conformance.peers import Peer
-from devipc.conformance.rig import Rig, content
+from devipc.conformance.rig import Rig
 from devipc.conformance.roles_sync import close_fence, collect, copy_after, follow, hand_back
 from devipc.conformance.sharing import shared
+from devipc.conformance.staging import content
 from devipc.errors import UsageError
 from devipc.types import MAX_FENCE_VALUE, HandleKind, Strategy
 

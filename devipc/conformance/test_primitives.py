@@ -13,35 +13,18 @@ import pytest
 
 from devipc.conformance.catalogue import case
 from devipc.conformance.peers import Peer
-from devipc.conformance.rig import Latch, Rig, Staging, content, until
+from devipc.conformance.rig import Latch, Rig
 from devipc.conformance.roles_sync import bogus_events, drop, open_event, query_event
 from devipc.conformance.sharing import allocated
+from devipc.conformance.staging import Staging, content, until
 from devipc.errors import DevIPCError, HandleError, UsageError
-from devipc.interfaces.sync import InterprocessEvent, InterprocessEvents, WordWaits, WordWrites
+from devipc.interfaces.sync import InterprocessEvent, InterprocessEvents
 from devipc.types import POISON_BASE, HandleKind, PoisonReason
 
 KIB, MIB = 1 << 10, 1 << 20
 PATTERN = 0x0123_4567_89AB_CDEF
 UNTOUCHED = 0x5A5A_5A5A_5A5A_5A5A
 WATCHED_S = 0.05
-
-
-def writes_of(rig: Rig) -> WordWrites:
-    if rig.sync.word_writes is None:
-        pytest.skip("the device stores no words")
-    return rig.sync.word_writes
-
-
-def waits_of(rig: Rig) -> WordWaits:
-    if rig.sync.word_waits is None:
-        pytest.skip("the device waits for no words")
-    return rig.sync.word_waits
-
-
-def events_of(rig: Rig) -> InterprocessEvents:
-    if rig.sync.events is None:
-        pytest.skip("the device has no inter-process events")
-    return rig.sync.events
 
 
 def stays_away(latch: Latch, happened: Callable[[], bool]) -> None:
@@ -61,7 +44,7 @@ def stays_away(latch: Latch, happened: Callable[[], bool]) -> None:
     clause="interfaces/sync.py: WordWrites.write",
 )
 def test_word_write(rig: Rig) -> None:
-    writes = writes_of(rig)
+    writes = rig.word_writes
     with rig.new_staging(4 * KIB) as words:
         for index in range(8):
             words.set_word(index, UNTOUCHED)
@@ -79,7 +62,7 @@ def test_word_write(rig: Rig) -> None:
     clause="interfaces/sync.py: WordWrites.write",
 )
 def test_word_write_comes_last(rig: Rig, any_kind: object) -> None:
-    writes = writes_of(rig)
+    writes = rig.word_writes
     nbytes = 256 * KIB
     source = rig.memory.allocate(nbytes)
     try:
@@ -104,7 +87,7 @@ def test_word_write_comes_last(rig: Rig, any_kind: object) -> None:
     clause="interfaces/sync.py: WordWrites.write",
 )
 def test_word_address(rig: Rig) -> None:
-    writes = writes_of(rig)
+    writes = rig.word_writes
     with rig.new_staging(4 * KIB) as words:
         with pytest.raises(UsageError):
             writes.write(rig.stream, words.ptr + 4, 1)
@@ -119,7 +102,7 @@ def test_word_address(rig: Rig) -> None:
 )
 @pytest.mark.parametrize("release", [1000, 1001, 2**62 - 1, POISON_BASE + PoisonReason.PEER_DIED])
 def test_word_wait(rig: Rig, release: int) -> None:
-    waits = waits_of(rig)
+    waits = rig.word_waits
     with rig.new_staging(4 * KIB) as words, rig.new_stream() as stream:
         marker = rig.transfer.create_marker()
         words.set_word(0, 0)
@@ -146,7 +129,7 @@ def test_word_wait(rig: Rig, release: int) -> None:
     "SYNC-210", "A wait for a word that is reached already does not hold.", clause="interfaces/sync.py: WordWaits.wait"
 )
 def test_word_wait_over(rig: Rig) -> None:
-    waits = waits_of(rig)
+    waits = rig.word_waits
     with rig.new_staging(4 * KIB) as words:
         words.set_word(0, 7)
         waits.wait(rig.stream, words.ptr, 7)
@@ -160,7 +143,7 @@ def test_word_wait_over(rig: Rig) -> None:
     clause="interfaces/sync.py: WordWaits.wait",
 )
 def test_word_between_streams(rig: Rig) -> None:
-    writes, waits = writes_of(rig), waits_of(rig)
+    writes, waits = rig.word_writes, rig.word_waits
     with rig.new_staging(4 * KIB) as words, rig.new_stream() as one, rig.new_stream() as other:
         for value in range(1, 21):
             waits.wait(other, words.ptr, value)
@@ -259,7 +242,7 @@ def test_fresh_thread(rig: Rig, any_kind: object) -> None:
 
 @contextmanager
 def event(rig: Rig) -> Iterator[tuple[InterprocessEvents, InterprocessEvent]]:
-    events = events_of(rig)
+    events = rig.events
     made = events.create()
     try:
         yield events, made

@@ -14,9 +14,10 @@ from devipc.conformance.catalogue import case
 from devipc.conformance.fencing import fence, followed, followed_here, following
 from devipc.conformance.fixtures import NewPeer
 from devipc.conformance.peers import Peer
-from devipc.conformance.rig import Latch, Rig, content
+from devipc.conformance.rig import Latch, Rig
 from devipc.conformance.roles_sync import close_fence, collect, copy_after, query, signal, signal_imported, synchronize
 from devipc.conformance.sharing import shared
+from devipc.conformance.staging import content
 from devipc.errors import CapabilityError, CompletionTimeout, DevIPCError, FencePoisoned, UsageError
 from devipc.interfaces.backend import Device
 from devipc.spi import close_fds
