@@ -124,20 +124,23 @@ class Drain:
     Not by the fence's own word: a poison lets the word look reached while a store or a wait is still queued.
     """
 
-    __slots__ = ("_markers", "_transfer")
+    __slots__ = ("_markers", "_spare", "_transfer")
 
     def __init__(self, transfer: DeviceTransfer) -> None:
         self._transfer = transfer
         self._markers: dict[int, Marker] = {}
+        self._spare: list[Marker] = []  # apart: a marker that was never recorded is never done
 
     def prepare(self, stream: Stream) -> None:
         """Make what :meth:`mark` needs, before anything is enqueued that could then not be marked."""
-        if stream.handle not in self._markers:
-            self._markers[stream.handle] = self._transfer.create_marker()
+        if stream.handle not in self._markers and not self._spare:
+            self._spare.append(self._transfer.create_marker())
 
     def mark(self, stream: Stream) -> None:
         """Remember that the page is in use until everything on ``stream`` so far is done."""
         self.prepare(stream)
+        if stream.handle not in self._markers:
+            self._markers[stream.handle] = self._spare.pop()
         self._transfer.record(self._markers[stream.handle], stream)
 
     def done(self) -> bool:
@@ -153,8 +156,10 @@ class Drain:
 
     def close(self) -> None:
         """Give the markers back."""
-        while self._markers:
-            _, marker = self._markers.popitem()
+        markers = [*self._markers.values(), *self._spare]
+        self._markers.clear()
+        self._spare.clear()
+        for marker in markers:
             give_back(self._transfer.destroy_marker, marker)
 
 

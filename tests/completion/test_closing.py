@@ -22,6 +22,7 @@ from devipc.errors import (
     ResourceExhausted,
 )
 from devipc.host.events import HostEvents
+from devipc.host.sync import HostWordWaits, HostWordWrites
 from devipc.host.transfer import HostMarker, HostTransfer
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import HostRegistration
@@ -289,6 +290,32 @@ def test_a_signal_that_fails_for_want_of_a_marker_has_stored_nothing(
         assert (consumer.value, consumer.issued) == (0, 0)
         producer.signal(stream, 1)
         consumer.synchronize(1, 5.0)
+
+
+def test_a_store_or_wait_that_was_refused_holds_no_close(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A marker is made for it before, which is then never recorded, and so never done."""
+    stream, waiting = stream_of(device), stream_of(device)
+    producer = create_fence(device, Strategy.STREAM_MEMOP)
+    consumer = open_exported(device, producer.export())
+    consumer._in_producer = False
+
+    def refuse(*_: object) -> None:
+        raise DriverError("refused", code="refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HostWordWrites, "write", refuse)
+        patch.setattr(HostWordWaits, "wait", refuse)
+        with pytest.raises(DriverError):
+            producer.signal(stream, 1)
+        producer.announce(1)
+        with pytest.raises(DriverError):
+            consumer.wait(waiting, 1)
+    started = time.monotonic()
+    consumer.close(5.0)
+    producer.close(5.0)
+    assert time.monotonic() - started < 2.0
+    assert consumer._page.closed
+    assert producer._page.closed
 
 
 def unreachable(*_: object) -> bool:
