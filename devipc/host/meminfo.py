@@ -18,14 +18,15 @@ _V2 = ("memory.max", "memory.current", "inactive_file")
 def memory_info(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> MemoryInfo:
     """Return what is free for this process, and the total; files that cannot be read set no limit."""
     table = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
-    total = int(table["MemTotal"].split()[0]) * 1024
+    machine = total = int(table["MemTotal"].split()[0]) * 1024
     free = int(table["MemAvailable"].split()[0]) * 1024
     for folder, names in _groups(proc, cgroups):
         limit = _number(folder / names[0])
         used = _number(folder / names[1])
-        if limit is not None and used is not None and limit < total:
-            # Cached file pages that nobody used lately are given up before an allocation fails.
-            total, free = limit, min(free, max(limit - used + _inactive(folder, names[2]), 0))
+        if limit is not None and used is not None and limit < machine:
+            # Cached file pages that nobody used lately are given up before an allocation fails. A group with the wider
+            # limit can still be the one with less left.
+            total, free = min(total, limit), min(free, max(limit - used + _inactive(folder, names[2]), 0))
     return MemoryInfo(free, total)
 
 
