@@ -9,7 +9,8 @@ from devipc.completion.fence import Fence
 from devipc.completion.half import ConsumerHalf
 from devipc.completion.page import FencePage, LineState, check_value
 from devipc.errors import CompletionTimeout, UsageError
-from devipc.interfaces.transfer import DeviceTransfer, Stream
+from devipc.interfaces.backend import Device
+from devipc.interfaces.transfer import Stream
 from devipc.types import Strategy
 
 __all__ = ["ConsumerFence"]
@@ -25,14 +26,13 @@ class ConsumerFence(Fence):
         strategy: Strategy,
         page: FencePage,
         half: ConsumerHalf,
+        device: Device,
         *,
-        transfer: DeviceTransfer,
         line: int,
         in_producer: bool,
     ) -> None:
-        super().__init__(strategy, page, half)
+        super().__init__(strategy, page, half, device)
         self._half = half
-        self._transfer = transfer
         self._line = line
         self._in_producer = in_producer
 

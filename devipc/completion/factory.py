@@ -53,7 +53,7 @@ def create_fence(
     ResourceExhausted
         When memory, descriptors, pinned memory or events ran out.
     """
-    transfer = need_transfer(device)
+    need_transfer(device)
     page, fd = FencePage.create(generation=generation, fd=page_fd)
     try:
         half = _producer_half(device, Strategy(strategy), page, ring)
@@ -61,7 +61,7 @@ def create_fence(
         page.close()
         os.close(fd)
         raise
-    return ProducerFence(Strategy(strategy), page, half, transfer=transfer, fd=fd)
+    return ProducerFence(Strategy(strategy), page, half, device, fd=fd)
 
 
 def open_fence(device: Device, handle: FenceHandle) -> ConsumerFence:
@@ -74,7 +74,7 @@ def open_fence(device: Device, handle: FenceHandle) -> ConsumerFence:
     CapabilityError
         When this device lacks a primitive of the strategy.
     """
-    transfer = need_transfer(device)
+    need_transfer(device)
     if len(handle.fds) != 1:
         raise HandleError("the handle has lost its descriptor", remedy="open it before its descriptor is closed")
     page = FencePage.open(handle.fds[0], line=handle.line, ticket=handle.ticket, generation=handle.generation)
@@ -88,7 +88,7 @@ def open_fence(device: Device, handle: FenceHandle) -> ConsumerFence:
         handle.strategy,
         page,
         half,
-        transfer=transfer,
+        device,
         line=handle.line,
         in_producer=handle.producer == process_token(),
     )

@@ -14,10 +14,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
-from devipc.completion.half import Half
+from devipc.completion.half import Half, need_transfer
 from devipc.completion.page import FencePage, check_value
 from devipc.completion.ticker import ticker
 from devipc.errors import ClosedError, CompletionTimeout, FencePoisoned, ForkError, UsageError
+from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import Stream
 from devipc.types import MAX_FENCE_VALUE, PoisonReason, Strategy
 
@@ -42,13 +43,16 @@ class Fence(ABC):
     process that made the object; after a ``fork`` the child gets :class:`~devipc.errors.ForkError`.
     """
 
-    def __init__(self, strategy: Strategy, page: FencePage, half: Half) -> None:
+    def __init__(self, strategy: Strategy, page: FencePage, half: Half, device: Device) -> None:
         self._strategy = strategy
         self._page = page
         self._base = half
+        self._transfer = need_transfer(device)
+        self._ticker = ticker(f"devipc-poison-{device.info.uuid}")  # a device that is slow to answer delays no other
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._order = threading.Lock()  # one enqueueing call at a time; never held while waiting for _lock's owner
+        self._asking = threading.Lock()  # held while the ticker asks; whoever gives the half back takes it before
         self._closing = False
         self._abandoned = False
         self._releasing = False
@@ -194,10 +198,10 @@ class Fence(ABC):
             if writer_gone is not None:
                 self._writer_gone = writer_gone
         # Whether it is over is asked there: a driver that is slow to answer must not keep the next fence's poison back.
-        ticker("devipc-poison").wake(self._repeat_poison)
+        self._ticker.wake(self._repeat_poison)
 
     def _repeat_poison(self) -> float | None:
-        with self._lock:
+        with self._asking:  # not _lock, which poison() takes: it must not wait for what is asked here
             if self._releasing:
                 return None
             self._page.poison_again()
@@ -260,14 +264,14 @@ class Fence(ABC):
         self._leave(deadline)
         if not in_time:
             self._page.poison(PoisonReason.CLOSED)
-            ticker("devipc-poison").wake(self._repeat_poison)
+            self._ticker.wake(self._repeat_poison)
             in_time = self._page.wait_until(self._quiet, timeout_s=_POISON_GRACE_S, pause_s=_REPEAT_S)
-        with self._lock:
+        with self._asking:
             self._releasing, self._abandoned = in_time, not in_time
         if in_time:
             self._release()
             return
-        ticker("devipc-poison").wake(self._repeat_poison)
+        self._ticker.wake(self._repeat_poison)
         _log.warning("fence closed with device work pending; its memory is kept until the stream lets go")
 
     def _quiet(self) -> bool:
@@ -281,9 +285,9 @@ class Fence(ABC):
         """Tell the other side, through the page, that this side is closing; may block until ``deadline``."""
 
     def _release(self) -> None:
-        """Give back the half, then the page; by the one thread that set ``_releasing``, without the lock.
+        """Give back the half, then the page; by the one thread that set ``_releasing``, without a lock.
 
-        Unregistering can block until another fence's wait is over. Whoever repeats that one's poison asks for our lock.
+        Unregistering can block until another fence's wait is over. Whoever repeats that one's poison asks for us.
         """
         self._base.close()
         self._depart()

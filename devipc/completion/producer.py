@@ -17,7 +17,8 @@ from devipc.completion.half import ProducerHalf
 from devipc.completion.handle import FenceHandle
 from devipc.completion.page import MAX_CONSUMERS, FencePage, LineState, check_value
 from devipc.errors import ClosedError, DevIPCError, ResourceExhausted, UsageError
-from devipc.interfaces.transfer import DeviceTransfer, Stream
+from devipc.interfaces.backend import Device
+from devipc.interfaces.transfer import Stream
 from devipc.types import PoisonReason, Strategy
 
 __all__ = ["ProducerFence", "process_token"]
@@ -38,12 +39,9 @@ def process_token() -> bytes:
 class ProducerFence(Fence):
     """See :class:`~devipc.completion.fence.Fence`; made by :func:`devipc.completion.create_fence`."""
 
-    def __init__(
-        self, strategy: Strategy, page: FencePage, half: ProducerHalf, *, transfer: DeviceTransfer, fd: int
-    ) -> None:
-        super().__init__(strategy, page, half)
+    def __init__(self, strategy: Strategy, page: FencePage, half: ProducerHalf, device: Device, *, fd: int) -> None:
+        super().__init__(strategy, page, half, device)
         self._half = half
-        self._transfer = transfer
         self._fd = fd
         self._issued = 0
         self._stream: int | None = None

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from devipc.host.transfer import HostMarker, HostTransfer
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import HostRegistration
 from devipc.types import POISON_BASE, PoisonReason, Strategy
+from tests.completion.lying import Wrapped
 from tests.completion.rig import ALL, hold, host_device, open_exported, pair, stream_of, transfer_of
 
 every_strategy = pytest.mark.parametrize("strategy", ALL)
@@ -211,6 +213,44 @@ def test_a_close_that_blocks_does_not_stop_the_poison_of_another_fence(
         go_on.set()
         closer.join(5.0)
         assert poisoned_again >= POISON_BASE
+
+
+class Slow(Wrapped):
+    """Another device, whose markers are not answered for before ``go_on``."""
+
+    def __init__(self, real: Device) -> None:
+        super().__init__(real, "")
+        self.info = replace(real.info, uuid="host-slow")
+        self.transfer = SlowTransfer(real.transfer, "")
+
+
+class SlowTransfer(Wrapped):
+    go_on = threading.Event()
+    asked = threading.Event()
+
+    def query_marker(self, marker: HostMarker) -> bool:
+        if threading.current_thread() is not threading.main_thread():
+            self.asked.set()
+            self.go_on.wait(10.0)
+        return bool(self._real.query_marker(marker))
+
+
+def test_a_slow_device_delays_neither_the_poison_of_another_nor_a_caller(device: Device) -> None:
+    slow: Any = Slow(device)
+    stream = stream_of(device)
+    with pair(slow, Strategy.STREAM_MEMOP) as (producer, _), pair(device, Strategy.STREAM_MEMOP) as (_, other):
+        producer.signal(stream, 1)
+        producer.poison(PoisonReason.PEER_DIED)
+        assert SlowTransfer.asked.wait(5.0)
+        started = time.monotonic()
+        producer.poison(PoisonReason.PEER_DIED)
+        other.poison(PoisonReason.PEER_DIED, writer_gone=lambda: False)
+        other._page.value = 1  # a late store of the dead producer
+        poisoned_again = other._page.wait_until(lambda: other._page.value >= POISON_BASE, timeout_s=1.0, pause_s=1e-3)
+        took_s = time.monotonic() - started
+        SlowTransfer.go_on.set()
+        assert poisoned_again
+        assert took_s < 1.0
 
 
 def test_a_consumer_that_closes_with_a_pending_wait_releases_it(device: Device) -> None:
