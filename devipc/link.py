@@ -262,7 +262,9 @@ class Link:
         if self._inbox.admit(message):
             return
         message.close_fds()
-        if not message.request and not self._closing:
+        if self._closing:
+            return  # the goodbye, which is under way, answers everything
+        if not message.request:
             raise ProtocolError("the peer floods this side with messages that it cannot refuse", code="flood")
         self._refuse(message, ResourceExhausted("too many requests are waiting", code="busy", remedy="try again later"))
 

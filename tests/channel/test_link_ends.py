@@ -68,6 +68,25 @@ def test_an_answer_to_the_goodbye_is_no_death(monkeypatch: pytest.MonkeyPatch) -
     assert (told, one.state) == ([], PeerState.CLOSED)
 
 
+def test_what_comes_after_the_goodbye_is_not_called_a_flood(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = joined(ask=lambda _: None)
+    close = other._channel.close
+
+    def late() -> None:
+        other._inbox.close()
+        one._channel.send(ASK, timeout_s=5)
+        one._channel.send(ASK, request=10**6, timeout_s=5)
+        time.sleep(0.1)
+        close()
+
+    monkeypatch.setattr(other._channel, "close", late)
+    other.close()
+    one.close()
+    assert "too many requests" not in caplog.text
+
+
 def test_goodbye_ends_calls_and_is_not_a_death() -> None:
     entered, go = threading.Event(), threading.Event()
 
