@@ -22,11 +22,12 @@ from devipc.datagram import Deadline, no_descriptors, wait_for
 from devipc.errors import ClosedError, DevIPCError, ForkError, PeerGone, PeerRefused, UsageError
 from devipc.identity import close_in_child
 
-__all__ = ["MAX_PATH_NBYTES", "Listener", "connect", "default_directory"]
+__all__ = ["MAX_PATH_NBYTES", "Listener", "connect", "default_directory", "remove_leftovers"]
 
 MAX_PATH_NBYTES = 107
 """The kernel's room for a socket path, without the final zero."""
 
+_LOCK_SUFFIX = ".sock.lock"
 _RETRY_S = 0.005
 _PID_WAIT_S = 0.2
 _NO_ROOM_S = 0.05
@@ -251,6 +252,33 @@ class Listener:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def remove_leftovers(directory: str) -> None:
+    """Remove the sockets in ``directory`` whose owners died without closing them; those of living owners stay.
+
+    Only sockets that have a lock file beside them are looked at, and only those whose lock is free. Never raises.
+    """
+    try:
+        names = [name for name in os.listdir(directory) if name.endswith(_LOCK_SUFFIX)]
+    except OSError:
+        return
+    for name in names:
+        path = os.path.join(directory, name)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            info = os.fstat(fd)
+            if info.st_uid == os.geteuid() and _file_of(path) == (info.st_dev, info.st_ino):
+                _unlink(path.removesuffix(".lock"))
+                _unlink(path)
+        except OSError:
+            continue
+        finally:
+            os.close(fd)
 
 
 def _file_of(path: str) -> tuple[int, int] | None:

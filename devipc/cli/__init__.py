@@ -22,6 +22,9 @@ def main() -> None:
 
         sys.stdout.write(f"devipc {__version__}\n")
         raise SystemExit(0)
-    from devipc.cli.commands import group
+    try:
+        from devipc.cli.commands import group
 
-    group()
+        group()
+    except KeyboardInterrupt:  # before the command has begun; one that has begun says what it left
+        raise SystemExit(EXIT_INTERRUPTED) from None

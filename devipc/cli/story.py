@@ -20,6 +20,7 @@ from devipc import errors
 from devipc.cli.stage import Stage
 from devipc.cli.story_peer import page
 from devipc.errors import CompletionTimeout, DevIPCError, FencePoisoned, PeerError
+from devipc.listener import default_directory, remove_leftovers
 from devipc.session import Importer, PeerEvent, PeerState, RemoteMemory
 
 __all__ = ["Story"]
@@ -238,6 +239,7 @@ def _child(arguments: list[str]) -> Iterator[_Child]:
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        process_group=0,  # an interrupt from the terminal is for this process, which then ends the other
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -254,3 +256,4 @@ def _child(arguments: list[str]) -> Iterator[_Child]:
             process.kill()
             process.wait()
         process.stdout.close()
+        remove_leftovers(default_directory())  # one that was killed could not remove its socket

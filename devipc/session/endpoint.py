@@ -279,7 +279,7 @@ class Endpoint:
         for callback in self._callbacks:
             try:
                 callback(event)
-            except Exception:
+            except BaseException:  # also an exit: the thread has to go on, it has more to tell
                 _log.exception("an event callback failed")
 
     def peer_left(self) -> None:

@@ -16,10 +16,11 @@ from os import PathLike
 
 from devipc.channel import Channel
 from devipc.completion import Decision
+from devipc.deadline import no_thread
 from devipc.errors import ClosedError, CompletionTimeout, DevIPCError
 from devipc.interfaces.backend import Backend
 from devipc.link import Link
-from devipc.listener import Listener, default_directory
+from devipc.listener import Listener, default_directory, remove_leftovers
 from devipc.session.endpoint import DECIDE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Endpoint
 from devipc.session.peer import Peer
 from devipc.types import Strategy
@@ -68,7 +69,11 @@ class Exporter(Endpoint):
         weakref.finalize(self, self._listener.close)  # the socket goes also when a program just ends
         self._greetings = threading.BoundedSemaphore(_MAX_GREETINGS)
         self._acceptor = threading.Thread(target=self._accept, name="devipc-accept", daemon=True)
-        self._acceptor.start()
+        try:
+            self._acceptor.start()
+        except RuntimeError as error:
+            self._listener.close()
+            raise no_thread("accept peers", error) from error
 
     @property
     def path(self) -> str:
@@ -124,4 +129,6 @@ class Exporter(Endpoint):
 
 
 def _own_path() -> str:
-    return os.path.join(default_directory(), f"{os.getpid()}-{secrets.token_hex(4)}.sock")
+    directory = default_directory()
+    remove_leftovers(directory)  # these names never come again, so that nobody else would
+    return os.path.join(directory, f"{os.getpid()}-{secrets.token_hex(4)}.sock")

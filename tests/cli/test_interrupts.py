@@ -1,0 +1,42 @@
+"""An interrupt at any moment ends the demo in one line, and neither process leaves a socket behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from devipc.listener import default_directory
+
+SCRIPT = str(Path(sys.executable).with_name("devipc"))
+ARGUMENTS = ["demo", "--hand-overs", "100000", "--page-kib", "4"]
+
+
+def sockets() -> list[str]:
+    return os.listdir(default_directory())
+
+
+def test_the_demo_removes_the_socket_of_the_process_that_it_killed() -> None:
+    done = subprocess.run([SCRIPT, "demo", "--hand-overs", "20"], capture_output=True, timeout=50, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert sockets() == []
+
+
+@pytest.mark.parametrize("after_s", [0.05, 0.15, 0.25, 0.4, 0.7, 1.2])
+def test_an_interrupt_of_both_processes_is_one_line(after_s: float) -> None:
+    demo = subprocess.Popen(
+        [SCRIPT, *ARGUMENTS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    time.sleep(after_s)
+    os.killpg(demo.pid, signal.SIGINT)  # as a terminal does
+    out, err = demo.communicate(timeout=20)
+    assert demo.returncode in (130, -signal.SIGINT)  # the latter while Python itself is starting
+    assert out == ""
+    if demo.returncode == 130:
+        assert err in ("", "interrupted; nothing was left behind\n")
+    assert sockets() == []
