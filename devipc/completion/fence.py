@@ -48,6 +48,7 @@ class Fence(ABC):
         self._page = page
         self._base = half
         self._transfer = need_transfer(device)
+        self._device_uuid = device.info.uuid
         self._ticker = ticker(f"devipc-poison-{device.info.uuid}")  # a device that is slow to answer delays no other
         self._pid = os.getpid()
         self._lock = threading.RLock()
@@ -143,20 +144,25 @@ class Fence(ABC):
             When the fence failed.
         """
         if not self._page.wait_until(lambda: self.query(n), timeout_s=timeout_s, pause_s=self._base.pause_s):
-            issued = self._page.issued
-            raise CompletionTimeout(
-                f"fence has not reached {n} after {timeout_s:g} s (issued {issued}, strategy {self._strategy.value})",
-                remedy="the producer has not signalled it yet" if issued < n else "the producer's stream is behind",
-            )
+            raise self._late(n, timeout_s)
 
     async def reached(self, n: int, timeout_s: float) -> None:
-        """Await what :meth:`synchronize` blocks for, on a thread of the running loop's executor.
+        """Await what :meth:`synchronize` blocks for.
 
-        A cancelled task stops waiting at once; its thread goes on to the end of ``timeout_s``.
+        One thread looks for all that await a fence of this device, about every millisecond. A cancelled await leaves
+        nothing behind.
         """
-        import asyncio
+        from devipc.completion.awaiting import until
 
-        await asyncio.to_thread(self.synchronize, n, timeout_s)
+        if not await until(lambda: self.query(n), ticker(f"devipc-await-{self._device_uuid}"), timeout_s=timeout_s):
+            raise self._late(n, timeout_s)
+
+    def _late(self, n: int, timeout_s: float) -> CompletionTimeout:
+        issued = self._page.issued
+        return CompletionTimeout(
+            f"fence has not reached {n} after {timeout_s:g} s (issued {issued}, strategy {self._strategy.value})",
+            remedy="the producer has not signalled it yet" if issued < n else "the producer's stream is behind",
+        )
 
     # --- roles -------------------------------------------------------------------------------------------------------
 
@@ -287,7 +293,7 @@ class Fence(ABC):
     def _release(self) -> None:
         """Give back the half, then the page; by the one thread that set ``_releasing``, without a lock.
 
-        Unregistering can block until another fence's wait is over. Whoever repeats that one's poison asks for us.
+        Unregistering can block until another fence's wait is over. Whoever repeats its poison asks for our locks.
         """
         self._base.close()
         self._depart()
