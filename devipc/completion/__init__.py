@@ -11,6 +11,7 @@ from devipc.completion.factory import create_fence, open_fence
 from devipc.completion.fence import Fence
 from devipc.completion.handle import FenceHandle, decode_fence_handle, encode_fence_handle
 from devipc.completion.offers import offers
+from devipc.completion.page import poison_page
 from devipc.completion.producer import ProducerFence
 from devipc.completion.trial import TrialResponder
 
@@ -30,4 +31,5 @@ __all__ = [
     "encode_fence_handle",
     "offers",
     "open_fence",
+    "poison_page",
 ]

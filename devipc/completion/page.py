@@ -26,7 +26,7 @@ from devipc.futex import futex_wait, futex_wake
 from devipc.memfd import SharedMap, create_memfd, validate_memfd
 from devipc.types import MAX_FENCE_VALUE, POISON_BASE, PoisonReason
 
-__all__ = ["MAX_CONSUMERS", "PAGE_FENCE_NBYTES", "RING_SLOTS", "FencePage", "LineState", "check_value"]
+__all__ = ["MAX_CONSUMERS", "PAGE_FENCE_NBYTES", "RING_SLOTS", "FencePage", "LineState", "check_value", "poison_page"]
 
 PAGE_FENCE_NBYTES = 4096
 """Size of the memory file of a fence."""
@@ -46,6 +46,7 @@ _MAGIC = 0x43464564
 _VERSION = 1
 _SPINS = 20
 _FIRST_PAUSE_S = 20e-6
+_REPEAT_S = 1e-3
 
 
 class LineState(IntEnum):
@@ -115,10 +116,7 @@ class FencePage:
         validate_memfd(fd, min_nbytes=PAGE_FENCE_NBYTES)
         page = cls(fd)
         try:
-            if page._halves[_MAGIC_32] != _MAGIC or page._halves[_VERSION_32] != _VERSION:
-                raise HandleError(
-                    "the memory file is no fence of this version", remedy="run the same devipc everywhere"
-                )
+            page._check_kind()
             if page._words[_GENERATION] != generation:
                 raise StaleError(
                     f"fence of generation {page._words[_GENERATION]}, the handle says {generation}",
@@ -134,6 +132,10 @@ class FencePage:
             raise
         page.set_line_state(line, LineState.OPEN)
         return page
+
+    def _check_kind(self) -> None:
+        if self._halves[_MAGIC_32] != _MAGIC or self._halves[_VERSION_32] != _VERSION:
+            raise HandleError("the memory file is no fence of this version", remedy="run the same devipc everywhere")
 
     # --- words -------------------------------------------------------------------------------------------------------
 
@@ -315,6 +317,41 @@ class FencePage:
             self._words[index] = value
         except ValueError:
             raise _closed() from None
+
+
+def poison_page(fd: int, reason: PoisonReason, *, until: Callable[[], bool]) -> None:
+    """Release all waiters of a fence as failed, from a process that has neither the fence nor a device.
+
+    For whoever watches over the fence's producer and kept the descriptor of its page. Stores the status (the first
+    cause stays) and the poison value, and the value again every millisecond until ``until()`` is true, because stores
+    that a dead producer had queued can still land. Blocks until then; any thread.
+
+    Parameters
+    ----------
+    fd : int
+        The fence's page, as in :attr:`devipc.completion.FenceHandle.fds`; it stays the caller's.
+    reason : PoisonReason
+        What waiters are told.
+    until : callable
+        Returns True once nothing of the producer can store any more: for a dead one when its pidfd is readable. What
+        it raises reaches the caller.
+
+    Raises
+    ------
+    HandleError
+        When the file is unsealed, too small or no fence page; nothing was stored then.
+    """
+    validate_memfd(fd, min_nbytes=PAGE_FENCE_NBYTES)
+    page = FencePage(fd)
+    try:
+        page._check_kind()
+        page.poison(reason)
+        while not until():
+            time.sleep(_REPEAT_S)
+            page.poison_again()
+        page.poison_again()  # what landed before the last answer
+    finally:
+        page.close()
 
 
 def _closed() -> ClosedError:

@@ -9,12 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devipc.completion import FenceHandle, create_fence, decode_fence_handle, encode_fence_handle, open_fence
+from devipc.completion import (
+    FenceHandle,
+    create_fence,
+    decode_fence_handle,
+    encode_fence_handle,
+    open_fence,
+    poison_page,
+)
 from devipc.errors import HandleError, StaleError, WireError
 from devipc.interfaces.backend import Device
 from devipc.memfd import create_memfd
 from devipc.spi import close_fds
-from devipc.types import Strategy
+from devipc.types import PoisonReason, Strategy
 from devipc.wire import Reader
 from tests.completion.rig import ALL, open_exported
 
@@ -105,6 +112,8 @@ def test_files_that_are_no_page_are_refused(device: Device) -> None:
             with pytest.raises(HandleError) as caught:
                 open_fence(device, replace(handle, fds=(fd,)))
             assert caught.value.remedy
+            with pytest.raises(HandleError):
+                poison_page(fd, PoisonReason.PEER_DIED, until=lambda: True)
         with pytest.raises(HandleError):
             open_fence(device, replace(handle, fds=()))
         open_exported(device, handle).close()

@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import sys
+import threading
 import time
 from collections import Counter
 
 import pytest
 
 from devipc.calltrace import observe
-from devipc.completion import Fence, create_fence
+from devipc.completion import Fence, create_fence, poison_page
 from devipc.errors import FencePoisoned
 from devipc.interfaces.backend import Device
+from devipc.memfd import create_memfd
 from devipc.types import POISON_BASE, PoisonReason, Strategy
 from tests.completion.peer import Peer, Pipe, spawn
 from tests.completion.rig import (
@@ -249,9 +252,66 @@ def test_late_stores_of_a_dead_writer_never_undo_its_poison(device: Device) -> N
         os.close(pidfd)
 
 
-def repeating() -> bool:
-    import threading
+def supervised_engine(pipe: Pipe) -> None:
+    """As :func:`dying_writer`; the page is the supervisor's, who made it."""
+    _, (fd,) = pipe.receive()
+    with host_device() as device, create_fence(device, Strategy.STREAM_MEMOP, page_fd=fd) as fence:
+        stream = stream_of(device)
+        send_fence(pipe, fence)
+        hold(stream)
+        fence.signal(stream, 1)
+        fence.signal(stream, 2)
+        pipe.ask()
+        stream.resume()
+        transfer_of(device).synchronize_stream(stream)
+        pipe.ask()
 
+
+def supervisor(pipe: Pipe) -> None:
+    """Poison the page of a process that is told to die, and of which more is heard until it is gone; no device."""
+    pid, (fd,) = pipe.receive()
+    pidfd = os.pidfd_open(pid)
+    pipe.send()
+    pipe.receive()
+    poison_page(fd, PoisonReason.PEER_DIED, until=lambda: bool(select.select([pidfd], [], [], 0)[0]))
+    pipe.send([name for name in sys.modules if name.startswith("devipc.host")])
+
+
+def test_a_supervisor_poisons_the_fence_of_an_engine_that_was_killed(device: Device) -> None:
+    page_fd = create_memfd("test-page", 4096)
+    failures: list[str] = []
+    with spawn(supervised_engine) as engine, spawn(supervisor) as watching:
+        engine.send(None, (page_fd,))
+        consumer = receive_fence(engine, device)
+        engine.receive()
+        watching.ask(engine.pid, (page_fd,))
+        stream = stream_of(device)
+        consumer.wait(stream, 2)
+
+        def wait() -> None:
+            with pytest.raises(FencePoisoned) as caught:
+                consumer.synchronize(2, 20.0)
+            failures.append(caught.value.code)
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        watching.send()
+        waiter.join(5.0)
+        transfer_of(device).synchronize_stream(stream)
+        assert failures == ["peer_died"]
+        engine.ask()  # both stores land on the poison
+        page = consumer._page
+        assert page.wait_until(lambda: page.value >= POISON_BASE, timeout_s=1.0, pause_s=1e-3)
+        engine.kill()
+        assert watching.receive()[0] == [], "a supervisor loads no device"
+        assert page.value == POISON_BASE + PoisonReason.PEER_DIED
+        with pytest.raises(FencePoisoned):
+            consumer.query(1)
+        consumer.close()
+    os.close(page_fd)
+
+
+def repeating() -> bool:
     return any(thread.name.startswith("devipc-poison") for thread in threading.enumerate())
 
 
