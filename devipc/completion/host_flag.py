@@ -49,10 +49,16 @@ class CopyProducer:
 
     def signal(self, stream: Stream, n: int) -> None:
         """Prepare the slot and enqueue the copies."""
+        self._drain.prepare(stream)
         slot = self._signals % RING_SLOTS
+        before = self._page.ring(slot)
         self._page.set_ring(slot, n)
         base = self._registration.device_ptr
-        self._scratch.carry(stream, base + VALUE_OFFSET, base + RING_OFFSET + 8 * slot, 8)
+        try:
+            self._scratch.carry(stream, base + VALUE_OFFSET, base + RING_OFFSET + 8 * slot, 8)
+        except BaseException:
+            self._page.set_ring(slot, before)  # what was never sent never arrives, and would hold the slot for ever
+            raise
         self._signals += 1
         self._drain.mark(stream)
 

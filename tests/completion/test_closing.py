@@ -28,7 +28,7 @@ from devipc.host.transfer import HostMarker, HostTransfer
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import HostRegistration
 from devipc.types import POISON_BASE, PoisonReason, Strategy
-from tests.completion.lying import Wrapped
+from tests.completion.lying import LyingBackend, Wrapped
 from tests.completion.rig import ALL, hold, host_device, open_exported, pair, stream_of, transfer_of
 
 every_strategy = pytest.mark.parametrize("strategy", ALL)
@@ -312,24 +312,34 @@ def test_a_lost_device_ends_in_an_error_and_a_close(strategy: Strategy) -> None:
         assert time.monotonic() - started < 2.0
 
 
-def test_a_signal_that_fails_for_want_of_a_marker_has_stored_nothing(
-    device: Device, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("lie", "strategy", "call"),
+    [
+        ("", Strategy.STREAM_MEMOP, "create_marker"),
+        ("no_writes", Strategy.HOST_FLAG, "create_marker"),
+        ("no_writes", Strategy.HOST_FLAG, "copy"),
+    ],
+)
+def test_a_signal_that_fails_has_stored_nothing_and_can_be_repeated(
+    lie: str, strategy: Strategy, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody would know of such a store: neither who may wait for it, nor until when the page must stay."""
+    device = LyingBackend(lie).open_device()
     stream = stream_of(device)
-    with pair(device, Strategy.STREAM_MEMOP) as (producer, consumer):
+    with pair(device, strategy) as (producer, consumer):
 
-        def exhausted(*_: object) -> HostMarker:
-            raise ResourceExhausted("no marker left", code="events")
+        def exhausted(*_: object) -> None:
+            raise ResourceExhausted("nothing left", code="events")
 
         with monkeypatch.context() as patch:
-            patch.setattr(HostTransfer, "create_marker", exhausted)
-            with pytest.raises(ResourceExhausted):
+            patch.setattr(HostTransfer, call, exhausted)
+            with pytest.raises(ResourceExhausted, match="nothing left"):
                 producer.signal(stream, 1)
         transfer_of(device).synchronize_stream(stream)
         assert (consumer.value, consumer.issued) == (0, 0)
-        producer.signal(stream, 1)
+        producer.signal(stream, 1, timeout_s=0.2)
         consumer.synchronize(1, 5.0)
+    device.close()
 
 
 def test_a_store_or_wait_that_was_refused_holds_no_close(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
