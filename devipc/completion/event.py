@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 from devipc.completion.half import give_back, sync_with
 from devipc.completion.page import MAX_CONSUMERS, RING_SLOTS, FencePage, LineState
-from devipc.errors import CompletionTimeout, DevIPCError, UsageError
+from devipc.deadline import call_with_deadline
+from devipc.errors import DevIPCError, UsageError
 from devipc.interfaces.backend import Device
 from devipc.interfaces.sync import InterprocessEvent, InterprocessEvents
 from devipc.interfaces.transfer import Stream
@@ -28,7 +28,6 @@ _PAUSE_S = 0.5e-3
 _LIVE = (LineState.GIVEN, LineState.OPEN)
 _log = logging.getLogger("devipc.completion")
 _kept: list[InterprocessEvent] = []
-_T = TypeVar("_T")
 
 
 def _events_of(device: Device) -> InterprocessEvents:
@@ -146,11 +145,19 @@ class EventConsumer(_Ring):
         self._slots = len(payloads)
         try:
             for payload in payloads:
-                event = _bounded(lambda payload=payload: driver.open(payload), "open an event")  # type: ignore[misc]
-                self._events.append(event)
+                self._events.append(self._open(payload))
         except BaseException:
             self._destroy()
             raise
+
+    def _open(self, payload: bytes) -> InterprocessEvent:
+        """Open one event; some drivers are known to block for ever in that."""
+        return call_with_deadline(
+            lambda: self._driver.open(payload),
+            timeout_s=OPEN_TIMEOUT_S,
+            what="open an event",
+            undo=lambda event: give_back(self._driver.destroy, event),
+        )
 
     def look(self) -> int:
         """Ask the events that were recorded since, in order."""
@@ -177,28 +184,3 @@ class EventConsumer(_Ring):
     def close(self) -> None:
         """Close the imported events."""
         self._destroy()
-
-
-def _bounded(call: Callable[[], _T], what: str) -> _T:
-    """Run a driver call that is known to block for ever in some drivers; a stuck one is left behind on its thread."""
-    results: list[_T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="devipc-open-event", daemon=True)
-    thread.start()
-    thread.join(OPEN_TIMEOUT_S)
-    if errors:
-        raise errors[0]
-    if not results:
-        raise CompletionTimeout(
-            f"the driver did not {what} within {OPEN_TIMEOUT_S:g} s",
-            remedy="use another completion strategy; this driver's events block",
-            retryable=False,
-        )
-    return results[0]

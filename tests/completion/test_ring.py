@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from devipc.calltrace import observe
 from devipc.capabilities import Capability, Verdict
 from devipc.completion import create_fence, offers
 from devipc.errors import CapabilityError, CompletionTimeout, FencePoisoned, ResourceExhausted, UsageError
+from devipc.host.events import HostEvents
 from devipc.interfaces.backend import Device
 from devipc.types import PoisonReason, Strategy
 from tests.completion.lying import LyingBackend, Wrapped
@@ -60,8 +62,6 @@ def test_a_ring_that_the_stream_does_not_empty_is_full_too(device: Device) -> No
 
 
 def test_poison_ends_the_wait_for_a_slot(device: Device) -> None:
-    import threading
-
     stream = stream_of(device)
     with pair(device, Strategy.EVENT, ring=1) as (producer, consumer):
         producer.signal(stream, 1)
@@ -136,16 +136,30 @@ def test_rings_have_a_size(device: Device, ring: int) -> None:
         create_fence(device, Strategy.EVENT, ring=ring)
 
 
-def test_a_stuck_consumer_never_opens_an_event_for_ever(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
+def test_an_event_that_opens_too_late_is_given_back(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, destroyed = threading.Event(), threading.Event()
+    opened: list[object] = []
+    really_open, really_destroy = HostEvents.open, HostEvents.destroy
 
-    release = threading.Event()
+    def stuck(self: HostEvents, payload: bytes) -> object:
+        go_on.wait(10.0)
+        opened.append(really_open(self, payload))
+        return opened[0]
+
+    def destroy(self: HostEvents, event: Any) -> None:
+        really_destroy(self, event)
+        if event in opened:
+            destroyed.set()
+
     monkeypatch.setattr("devipc.completion.event.OPEN_TIMEOUT_S", 0.1)
-    monkeypatch.setattr("devipc.host.events.HostEvents.open", lambda self, payload: release.wait(10.0))
+    monkeypatch.setattr(HostEvents, "open", stuck)
+    monkeypatch.setattr(HostEvents, "destroy", destroy)
     with create_fence(device, Strategy.EVENT) as producer:
         with pytest.raises(CompletionTimeout, match="open an event"):
             open_exported(device, producer.export())
-        release.set()
+        assert not destroyed.is_set()
+        go_on.set()
+        assert destroyed.wait(5.0)
 
 
 @pytest.fixture
