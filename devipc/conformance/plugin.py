@@ -23,6 +23,8 @@ from devipc.conformance.suite import Suite
 from devipc.errors import DevIPCError
 from devipc.types import HandleKind, Strategy
 
+__all__ = ["case_of", "pytest_addoption", "pytest_configure"]
+
 _HUNG_STATUS = 70
 _LETTERS = {Result.FAIL: "F", Result.ERROR: "E", Result.SKIP: "s", Result.DEVIATION: "d"}
 

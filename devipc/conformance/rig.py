@@ -245,7 +245,7 @@ class Rig:
         return self.words.ptr + 8 * index
 
     def queue_copies(self, stream: Stream) -> None:
-        """Queue copies to the device that take about half a second; over the wire, since queues have a limited length."""
+        """Queue copies to the device that take about half a second: over the wire, since queues are not endless."""
         if self._ballast is None:
             self._ballast = self.memory.allocate(_COPY_NBYTES), Staging(self.transfer, _COPY_NBYTES)
             self._copy_ballast(stream, 2)  # the first ones also touch the memory for the first time

@@ -19,6 +19,30 @@ from devipc.errors import DevIPCError, ForkError
 from devipc.spi import close_fds
 from devipc.types import HandleKind, MemoryKind
 
+__all__ = [
+    "account",
+    "close_mapping",
+    "close_twice",
+    "echo",
+    "expect",
+    "expect_part",
+    "export_imported",
+    "fill",
+    "fork_and_use",
+    "grown",
+    "identities",
+    "leave",
+    "open_extent",
+    "open_many",
+    "open_untouched",
+    "open_without_fds",
+    "reopen_device",
+    "self_open",
+    "share",
+    "try_open",
+    "warm_up",
+]
+
 Fds = tuple[int, ...]
 Body = dict[str, Any]
 

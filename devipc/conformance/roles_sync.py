@@ -21,11 +21,33 @@ from devipc.completion import (
 from devipc.conformance.rig import Latch
 from devipc.conformance.staging import Staging, compare, content, until
 from devipc.conformance.worker import Reply, Worker, role
-from devipc.errors import DevIPCError, FencePoisoned
+from devipc.errors import CompletionTimeout, DevIPCError, FencePoisoned
 from devipc.interfaces.transfer import Stream
 from devipc.spi import close_fds
-from devipc.types import PoisonReason, Strategy
+from devipc.types import Strategy
 from devipc.wire import Reader
+
+__all__ = [
+    "bogus_events",
+    "close_fence",
+    "collect",
+    "copy_after",
+    "drop",
+    "finish_stream",
+    "follow",
+    "follow_fence",
+    "hand_back",
+    "hold",
+    "make_fence",
+    "open_event",
+    "query",
+    "query_event",
+    "signal",
+    "signal_imported",
+    "synchronize",
+    "wait_briefly",
+    "wait_on_device",
+]
 
 Fds = tuple[int, ...]
 Body = dict[str, Any]
@@ -96,6 +118,16 @@ def synchronize(worker: Worker, fds: Fds, key: int, value: int, limit_s: float) 
 
 
 @role
+def wait_briefly(worker: Worker, fds: Fds, key: int, value: int, limit_s: float) -> Body:
+    """Block until a value is reached or the time is over; return which it was."""
+    try:
+        fence_of(worker, key).synchronize(value, limit_s)
+    except CompletionTimeout:
+        return {"reached": False}
+    return {"reached": True}
+
+
+@role
 def signal_imported(worker: Worker, fds: Fds, key: int) -> None:
     """Try to signal a fence that another process made."""
     fence_of(worker, key).signal(worker.rig.stream, 1)
@@ -158,12 +190,6 @@ def collect(worker: Worker, fds: Fds, key: int, seed: int) -> None:
     worker.rig.finish(pending.stream, "a copy behind a fence")
     compare(bytes(pending.staging.view[: pending.nbytes]), content(seed, pending.nbytes), "a copy behind a fence")
     worker.drop(key)
-
-
-@role
-def poison(worker: Worker, fds: Fds, key: int) -> None:
-    """Poison a fence whose producer died."""
-    fence_of(worker, key).poison(PoisonReason.PEER_DIED, writer_gone=lambda: True)
 
 
 @role

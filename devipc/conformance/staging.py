@@ -31,6 +31,7 @@ __all__ = [
 STAGING_NBYTES = 4 << 20
 """Size of the staging memory of a rig; more is moved in pieces."""
 PAGE = 4096
+"""A small piece of memory, in bytes."""
 
 
 class Unavailable(Exception):

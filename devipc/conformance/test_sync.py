@@ -15,7 +15,18 @@ from devipc.conformance.fencing import fence, followed, followed_here, following
 from devipc.conformance.fixtures import NewPeer
 from devipc.conformance.peers import Peer
 from devipc.conformance.rig import Latch, Rig
-from devipc.conformance.roles_sync import close_fence, collect, copy_after, query, signal, signal_imported, synchronize
+from devipc.conformance.roles_sync import (
+    close_fence,
+    collect,
+    copy_after,
+    finish_stream,
+    query,
+    signal,
+    signal_imported,
+    synchronize,
+    wait_briefly,
+    wait_on_device,
+)
 from devipc.conformance.sharing import shared
 from devipc.conformance.staging import content
 from devipc.errors import CapabilityError, CompletionTimeout, DevIPCError, FencePoisoned, UsageError
@@ -197,9 +208,9 @@ def test_timeouts(rig: Rig, peer: Peer, strategy: Strategy) -> None:
                 else:
                     must_hold(latch)
                     pytest.fail("a wait for pending work ended without a timeout")
-            if latch.held:
-                refusal = peer.refusal(synchronize, key=follower.key, value=1, limit_s=0.05)
-                assert "CompletionTimeout" in refusal.types
+            ended = peer.call(wait_briefly, key=follower.key, value=1, limit_s=0.05).body["reached"]
+            must_hold(latch)
+            assert not ended, "a wait for pending work ended without a timeout"
         follower.synchronize(1, rig.deadline_s)
 
 
@@ -243,3 +254,17 @@ def test_poison(rig: Rig, peer: Peer, strategy: Strategy) -> None:
         with pytest.raises(FencePoisoned) as failed:
             producer.query(1)
         assert failed.value.code == "cancelled"
+
+
+@case(
+    "SYNC-095",
+    "Poison by another process ends a wait that is pending on a device, while the awaited work still hangs.",
+    clause="completion/fence.py: Fence.poison",
+)
+def test_poison_ends_device_wait(rig: Rig, peer: Peer, strategy: Strategy) -> None:
+    with followed(rig, peer, strategy) as (producer, follower), rig.latch(rig.stream) as latch:
+        producer.signal(rig.stream, 1)
+        peer.call(wait_on_device, key=follower.key, value=1)
+        must_hold(latch)
+        producer.poison(PoisonReason.CANCELLED)
+        assert peer.call(finish_stream, key=follower.key, value=1).body["code"] == "cancelled"

@@ -87,7 +87,10 @@ def test_public_modules_say_what_is_public() -> None:
     missing = [
         source.name
         for source in (*python("devipc"), *vendor_sources())
-        if not exported(source) and any(_public(node) for node in source.tree.body)
+        # Cases of the conformance suite are explained where they are declared; tests/suite checks that.
+        if not source.path.name.startswith("test_")
+        and not exported(source)
+        and any(_public(node) for node in source.tree.body)
     ]
     assert not missing
 

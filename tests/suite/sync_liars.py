@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from devipc.errors import HandleError, UsageError
-from devipc.spi import Backend, HostRegistration
+from devipc.spi import Backend, Capability, HostRegistration, Mechanism
 from tests.suite.lying import LIARS, Disguise, LyingBackend, SyncDisguise, caught_by, store_word
 
 __all__ = ["LIARS"]
@@ -291,5 +292,9 @@ def without_sync() -> Backend:
         word_writes = None
         word_waits = None
         events = None
+
+        def mechanisms(self) -> Mapping[Mechanism, Capability]:
+            absent = Capability.no("left out")
+            return {**self.inner.mechanisms(), Mechanism.STREAM_MEMOP: absent, Mechanism.EVENT: absent}
 
     return LyingBackend(sync=Sync)

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.suite import liars, sync_liars
+from tests.suite import export_liars, liars, sync_liars
 from tests.suite.runs import run_suite
 
 ALL = sorted(liars.LIARS)
 
 
 def factory_of(name: str) -> str:
-    module = liars if hasattr(liars, name) else sync_liars
+    (module,) = (module for module in (liars, export_liars, sync_liars) if hasattr(module, name))
     return f"{module.__name__}:{name}"
 
 
