@@ -23,6 +23,7 @@ __all__ = [
     "Half",
     "LookingConsumer",
     "ProducerHalf",
+    "WordProducer",
     "give_back",
     "need_transfer",
     "sync_with",
@@ -93,6 +94,20 @@ class ConsumerHalf(Half, Protocol):
     def wait(self, stream: Stream, n: int) -> None:
         """Enqueue a device wait; only where the strategy waits on the device."""
         ...
+
+
+class WordProducer:
+    """What all producers share whose value arrives in the page: their consumers look at the word alone."""
+
+    payloads: tuple[bytes, ...] = ()
+
+    def start(self) -> tuple[int, int]:
+        """There are no signals to be told apart."""
+        return 0, 0
+
+    def released(self) -> bool:
+        """Consumers hold nothing but the page."""
+        return True
 
 
 class LookingConsumer:

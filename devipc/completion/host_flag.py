@@ -7,7 +7,7 @@ device.
 
 from __future__ import annotations
 
-from devipc.completion.half import WORD_PAUSE_S, Drain, ProducerHalf, need_transfer, unregister
+from devipc.completion.half import WORD_PAUSE_S, Drain, ProducerHalf, WordProducer, need_transfer, unregister
 from devipc.completion.page import PAGE_FENCE_NBYTES, RING_OFFSET, RING_SLOTS, VALUE_OFFSET, FencePage
 from devipc.completion.scratch import Scratch
 from devipc.completion.stream_memop import MemopProducer
@@ -24,11 +24,10 @@ def flag_producer(device: Device, page: FencePage) -> ProducerHalf:
     return CopyProducer(device, page)
 
 
-class CopyProducer:
+class CopyProducer(WordProducer):
     """Signals by copying a prepared value onto the word. A slot is prepared again only when its value is reached."""
 
     slots = RING_SLOTS
-    payloads: tuple[bytes, ...] = ()
     pause_s = WORD_PAUSE_S
 
     def __init__(self, device: Device, page: FencePage) -> None:
@@ -65,14 +64,6 @@ class CopyProducer:
     def look(self) -> int:
         """Load the word."""
         return self._page.value
-
-    def start(self) -> tuple[int, int]:
-        """Consumers look at the word alone."""
-        return 0, 0
-
-    def released(self) -> bool:
-        """Consumers hold nothing but the page."""
-        return True
 
     def drained(self) -> bool:
         """Return True when all copies are over."""

@@ -10,7 +10,7 @@ import contextlib
 import threading
 from collections import deque
 
-from devipc.completion.half import give_back, need_transfer
+from devipc.completion.half import WordProducer, give_back, need_transfer
 from devipc.completion.page import FencePage
 from devipc.completion.ticker import IDLE, ticker
 from devipc.errors import ClosedError, DevIPCError
@@ -26,11 +26,10 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 50e-6, 0.5e-3
 _MAX_PENDING = 256
 
 
-class PollingProducer:
+class PollingProducer(WordProducer):
     """Signals by recording a local marker; a thread stores the number when the marker is done."""
 
     slots = _MAX_PENDING
-    payloads: tuple[bytes, ...] = ()
     pause_s = KICKED_PAUSE_S
 
     def __init__(self, device: Device, page: FencePage) -> None:
@@ -64,14 +63,6 @@ class PollingProducer:
         """Look at the markers now, and load the word."""
         self._advance()
         return self._page.value
-
-    def start(self) -> tuple[int, int]:
-        """Consumers look at the word alone."""
-        return 0, 0
-
-    def released(self) -> bool:
-        """Consumers hold nothing but the page."""
-        return True
 
     def drained(self) -> bool:
         """Return True when all markers are done, or cannot be asked any more."""

@@ -6,7 +6,7 @@ the device can store a word but nothing needs to wait for it on a device.
 
 from __future__ import annotations
 
-from devipc.completion.half import WORD_PAUSE_S, Drain, need_transfer, sync_with, unregister
+from devipc.completion.half import WORD_PAUSE_S, Drain, WordProducer, need_transfer, sync_with, unregister
 from devipc.completion.page import PAGE_FENCE_NBYTES, VALUE_OFFSET, FencePage
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import Stream
@@ -36,11 +36,10 @@ class _Registered:
         unregister(self._transfer, self._registration)
 
 
-class MemopProducer(_Registered):
+class MemopProducer(_Registered, WordProducer):
     """Signals by a stream's own store."""
 
     slots = 0
-    payloads: tuple[bytes, ...] = ()
 
     def __init__(self, device: Device, page: FencePage) -> None:
         writes = sync_with(device, "word_writes").word_writes
@@ -57,14 +56,6 @@ class MemopProducer(_Registered):
         self._drain.prepare(stream)
         self._writes.write(stream, self._word, n)
         self._drain.mark(stream)
-
-    def start(self) -> tuple[int, int]:
-        """Consumers look at the word alone."""
-        return 0, 0
-
-    def released(self) -> bool:
-        """Consumers hold nothing but the page."""
-        return True
 
 
 class MemopConsumer(_Registered):
