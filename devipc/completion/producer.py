@@ -16,7 +16,7 @@ from devipc.completion.fence import Fence
 from devipc.completion.half import ProducerHalf
 from devipc.completion.handle import FenceHandle
 from devipc.completion.page import MAX_CONSUMERS, FencePage, LineState, check_value
-from devipc.errors import ClosedError, DevIPCError, ResourceExhausted, UsageError
+from devipc.errors import ClosedError, DeviceLostError, DevIPCError, ResourceExhausted, UsageError
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import Stream
 from devipc.types import PoisonReason, Strategy
@@ -82,10 +82,20 @@ class ProducerFence(Fence):
             When the ring stayed full.
         FencePoisoned
             When the fence has failed.
+        DeviceLostError
+            When the device is lost; all who wait for the fence are told.
         """
         check_value(n)
         self._guard()
-        if self._transfer.is_capturing(stream):
+        try:
+            self._submit(stream, n, timeout_s)
+        except DeviceLostError:  # nothing that was issued before will be reached either, and nobody else can know
+            self.poison(PoisonReason.DEVICE_LOST)
+            raise
+        self._page.kick()
+
+    def _submit(self, stream: Stream, n: int, timeout_s: float) -> None:
+        if not self._half.refuses_capture and self._transfer.is_capturing(stream):
             raise UsageError(
                 "signal on a capturing stream: the value would be the same at every launch",
                 remedy="launch the graph, then signal on the stream that it was launched on",
@@ -98,7 +108,6 @@ class ProducerFence(Fence):
             self._half.signal(stream, n)
             self._stream, self._issued = stream.handle, n
             self._page.issued = n
-        self._page.kick()
 
     def announce(self, n: int) -> None:
         """Publish ``n`` as issued without a signal, so that a trial can see a wait hold. For trials alone."""
