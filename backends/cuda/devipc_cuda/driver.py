@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from devipc.spi import CapabilityError, DevIPCError, ForkError, report
+from devipc.spi import CapabilityError, DeviceLostError, DevIPCError, ForkError, report
 from devipc_cuda.status import error_for
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "parent_uuid",
     "pointer_attribute",
     "pool_props",
+    "question",
     "quietly",
     "relaxed_capture",
 ]
@@ -126,6 +127,23 @@ def attempt(name: str, *args: Any) -> tuple[int, Any]:
     if status or len(result) == 1:
         return status, None
     return 0, result[1] if len(result) == 2 else result[1:]
+
+
+def question(name: str, *args: Any) -> Any:
+    """Call the C function ``name``, for which every failure is the answer "no"; return its value, None for "no".
+
+    Raises
+    ------
+    DeviceLostError
+        A dead device answers nothing.
+    """
+    status, value = attempt(name, *args)
+    if not status:
+        return value
+    error = error_for(name, status, name_of(status))
+    if isinstance(error, DeviceLostError):
+        raise error
+    return None
 
 
 def call(name: str, *args: Any) -> Any:

@@ -104,15 +104,15 @@ def _allocation_id(ptr: int) -> int:
 
 
 def _is_vmm(ptr: int) -> bool:
-    status, handle = driver.attempt("cuMemRetainAllocationHandle", ptr)
-    if status == 0:
+    handle = driver.question("cuMemRetainAllocationHandle", ptr)
+    if handle is not None:
         driver.call("cuMemRelease", handle)
-    return status == 0
+    return handle is not None
 
 
 def _address_range(ptr: int) -> Mapping | None:
-    status, value = driver.attempt("cuMemGetAddressRange", ptr)
-    return None if status else Mapping(int(value[0]), int(value[1]))
+    found = driver.question("cuMemGetAddressRange", ptr)
+    return None if found is None else Mapping(int(found[0]), int(found[1]))
 
 
 def mapping_at(ptr: int) -> Mapping | None:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import traceback
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,13 +154,18 @@ class Channel:
 
 
 class Peer:
-    """Another process, running a function ``(device, sim, channel)`` of the same file."""
+    """Another process, running a function ``(device, sim, channel)`` of the same file.
 
-    def __init__(self, function: Callable[..., None], env: dict[str, str] | None = None) -> None:
+    ``prefix`` is a command that starts it, as ``unshare`` does.
+    """
+
+    def __init__(
+        self, function: Callable[..., None], env: dict[str, str] | None = None, *, prefix: Sequence[str] = ()
+    ) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", f"{PACKAGE}.peers", *locate(function), "{}"],
+                [*prefix, sys.executable, "-m", f"{PACKAGE}.peers", *locate(function), "{}"],
                 env={**(env if env is not None else os.environ), _CONTROL: str(theirs.fileno())},
                 cwd=ROOT,
                 pass_fds=(theirs.fileno(),),
@@ -187,6 +192,13 @@ def peer(function: Callable[..., None], env: dict[str, str] | None = None) -> It
         if other.process.poll() is None:
             other.kill()
         other.channel.close()
+
+
+def life_fds() -> int:
+    """Descriptors that tell peers of sessions whether this process lives; they stay until it ends."""
+    liveness = sys.modules.get("devipc.liveness")
+    life = liveness._life if liveness is not None else None
+    return sum(fd is not None for fd in (life.memfd, life.pidfd)) if life is not None else 0
 
 
 def main() -> int:
@@ -219,7 +231,7 @@ def main() -> int:
         report = sim.report()
         left = {key: value for key, value in report.counters.items() if key.startswith("live_") and value}
         assert not left, f"left behind: {left}"
-        assert len(os.listdir("/proc/self/fd")) <= fds + int(report["fds"]), "descriptors left behind"
+        assert len(os.listdir("/proc/self/fd")) <= fds + int(report["fds"]) + life_fds(), "descriptors left behind"
     return 0
 
 
