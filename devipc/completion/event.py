@@ -68,6 +68,8 @@ class _Ring:
 class EventProducer(_Ring):
     """Signals by recording the next event of the ring."""
 
+    refuses_capture = False
+
     def __init__(self, device: Device, page: FencePage, *, ring: int = DEFAULT_RING) -> None:
         if not 1 <= ring <= RING_SLOTS:
             raise UsageError(f"a ring of {ring} events", remedy=f"use 1 to {RING_SLOTS}")

@@ -67,6 +67,11 @@ class ProducerHalf(Half, Protocol):
         ...
 
     @property
+    def refuses_capture(self) -> bool:
+        """True where :meth:`signal` refuses a capturing stream by its primitive's contract: nobody asks before."""
+        ...
+
+    @property
     def payloads(self) -> tuple[bytes, ...]:
         """Vendor bytes that a consumer needs besides the page."""
         ...
@@ -100,6 +105,7 @@ class WordProducer:
     """What all producers share whose value arrives in the page: their consumers look at the word alone."""
 
     payloads: tuple[bytes, ...] = ()
+    refuses_capture = False
 
     def start(self) -> tuple[int, int]:
         """There are no signals to be told apart."""

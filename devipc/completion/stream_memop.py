@@ -40,6 +40,7 @@ class MemopProducer(_Registered, WordProducer):
     """Signals by a stream's own store."""
 
     slots = 0
+    refuses_capture = True
 
     def __init__(self, device: Device, page: FencePage) -> None:
         writes = sync_with(device, "word_writes").word_writes

@@ -13,6 +13,7 @@ import pytest
 from devipc.calltrace import observe
 from devipc.completion import Fence, create_fence, page
 from devipc.errors import ClosedError, CompletionTimeout, FencePoisoned, ForkError, ResourceExhausted, UsageError
+from devipc.host.transfer import HostTransfer
 from devipc.interfaces.backend import Device
 from devipc.types import MAX_FENCE_VALUE, PoisonReason, Strategy
 from tests.completion.peer import Pipe, spawn
@@ -108,21 +109,35 @@ def test_numbers_that_no_fence_reaches_are_refused(device: Device, value: Any) -
 
 @every_strategy
 def test_capturing_streams_are_refused(device: Device, strategy: Strategy) -> None:
-    calls: list[str] = []
     stream = stream_of(device)
     with pair(device, strategy) as (producer, consumer):
         consumer._in_producer = False
         stream.begin_capture()
-        with observe(calls.append):
-            with pytest.raises(UsageError, match="capturing"):
-                producer.signal(stream, 1)
-            with pytest.raises(UsageError, match="capturing"):
-                consumer.wait(stream, 1)
-        assert calls == []
+        with pytest.raises(UsageError, match="capturing"):
+            producer.signal(stream, 1)
+        with pytest.raises(UsageError, match="capturing"):
+            consumer.wait(stream, 1)
+        assert stream._queue.submitted == 0
         assert producer.issued == 0
         stream.end_capture()
         producer.signal(stream, 1)
         consumer.synchronize(1, 5.0)
+
+
+@every_strategy
+def test_a_capture_is_looked_for_once(device: Device, strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stores refuse it by themselves; markers and events promise nothing."""
+    asked: list[Any] = []
+    real = HostTransfer.is_capturing
+
+    def asking(self: HostTransfer, stream: Any) -> bool:
+        asked.append(stream)
+        return real(self, stream)
+
+    monkeypatch.setattr(HostTransfer, "is_capturing", asking)
+    with create_fence(device, strategy) as producer:
+        producer.signal(stream_of(device), 1)
+    assert len(asked) == (strategy in (Strategy.POLLING, Strategy.EVENT))
 
 
 @every_strategy
