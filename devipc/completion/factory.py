@@ -27,7 +27,6 @@ def create_fence(
     device: Device,
     strategy: Strategy,
     *,
-    generation: int = 0,
     ring: int = DEFAULT_RING,
     page_fd: int | None = None,
 ) -> ProducerFence:
@@ -39,8 +38,6 @@ def create_fence(
         Whose streams will signal it.
     strategy : Strategy
         As chosen by :func:`devipc.completion.choose`.
-    generation : int
-        The producer's layout counter; handles of another one do not open.
     ring : int
         Events of an ``event`` fence: so many signals may be unseen by a consumer before ``signal`` blocks.
     page_fd : int, optional
@@ -54,7 +51,7 @@ def create_fence(
         When memory, descriptors, pinned memory or events ran out.
     """
     need_transfer(device)
-    page, fd = FencePage.create(generation=generation, fd=page_fd)
+    page, fd = FencePage.create(fd=page_fd)
     try:
         half = _producer_half(device, Strategy(strategy), page, ring)
     except BaseException:
@@ -77,7 +74,7 @@ def open_fence(device: Device, handle: FenceHandle) -> ConsumerFence:
     need_transfer(device)
     if len(handle.fds) != 1:
         raise HandleError("the handle has lost its descriptor", remedy="open it before its descriptor is closed")
-    page = FencePage.open(handle.fds[0], line=handle.line, ticket=handle.ticket, generation=handle.generation)
+    page = FencePage.open(handle.fds[0], line=handle.line, ticket=handle.ticket)
     try:
         half = _consumer_half(device, handle, page)
     except BaseException:

@@ -29,8 +29,6 @@ class FenceHandle:
         How the value is learnt.
     producer : bytes
         16 random bytes: the producing process.
-    generation : int
-        The producer's generation when it made the fence.
     line : int
         The consumer's line in the page, 1 .. 32.
     ticket : int
@@ -43,23 +41,19 @@ class FenceHandle:
 
     strategy: Strategy
     producer: bytes
-    generation: int
     line: int
     ticket: int
     payloads: tuple[bytes, ...]
     fds: tuple[int, ...]
 
     def __repr__(self) -> str:
-        return (
-            f"FenceHandle(strategy={self.strategy.value!r}, generation={self.generation}, line={self.line},"
-            f" ring={len(self.payloads)})"
-        )
+        return f"FenceHandle(strategy={self.strategy.value!r}, line={self.line}, ring={len(self.payloads)})"
 
 
 def encode_fence_handle(handle: FenceHandle) -> bytes:
     """Return the bytes of ``handle``; its one descriptor travels beside them."""
     writer = Writer().text(handle.strategy.value, limit=32).raw(handle.producer, 16)
-    writer.u64(handle.generation).u32(handle.line).u64(handle.ticket).u32(len(handle.payloads))
+    writer.u32(handle.line).u64(handle.ticket).u32(len(handle.payloads))
     for payload in handle.payloads:
         writer.blob(payload, limit=MAX_PAYLOAD_NBYTES)
     return writer.done()
@@ -78,7 +72,7 @@ def decode_fence_handle(reader: Reader, fds: Sequence[int]) -> FenceHandle:
         strategy = Strategy(name)
     except ValueError as error:
         raise WireError(f"unknown completion strategy {name!r}", code="strategy") from error
-    producer, generation, line, ticket = reader.raw(16), reader.u64(), reader.u32(), reader.u64()
+    producer, line, ticket = reader.raw(16), reader.u32(), reader.u64()
     payloads = tuple(reader.blob(limit=MAX_PAYLOAD_NBYTES) for _ in range(reader.count(limit=RING_SLOTS)))
     if not 1 <= line <= MAX_CONSUMERS:
         raise WireError(f"line {line} of a fence", code="line")
@@ -86,4 +80,4 @@ def decode_fence_handle(reader: Reader, fds: Sequence[int]) -> FenceHandle:
         raise WireError(f"{len(payloads)} events for strategy {strategy.value}", code="ring")
     if len(fds) != 1:
         raise WireError(f"{len(fds)} descriptors came, a fence needs one", code="fd_count")
-    return FenceHandle(strategy, producer, generation, line, ticket, payloads, tuple(fds))
+    return FenceHandle(strategy, producer, line, ticket, payloads, tuple(fds))

@@ -5,7 +5,7 @@ and no socket: who writes a word by which means is decided elsewhere.
 
 Line 0 is the fence, every further line belongs to one consumer, the tail is a ring of values for the producer::
 
-    0     value u64   status u64   issued u64   generation u64   kick u32  magic u32  version u32  -
+    0     value u64   status u64   issued u64   -   kick u32  magic u32  version u32  -
           final u64   count u64
     64*i  ack u64     state u64    start u64    ticket u64        consumer i, 1 .. 32
     3072  128 values u64
@@ -37,7 +37,7 @@ RING_SLOTS = 128
 RING_OFFSET = 3072
 VALUE_OFFSET = 0
 
-_VALUE, _STATUS, _ISSUED, _GENERATION, _FINAL, _COUNT = 0, 1, 2, 3, 6, 7
+_VALUE, _STATUS, _ISSUED, _FINAL, _COUNT = 0, 1, 2, 6, 7
 _KICK_32, _MAGIC_32, _VERSION_32 = 8, 9, 10
 _WORDS_PER_LINE = 8
 _ACK, _STATE, _START, _TICKET = 0, 1, 2, 3
@@ -86,7 +86,7 @@ class FencePage:
         self._halves = self._map.view.cast("I")
 
     @classmethod
-    def create(cls, *, generation: int, fd: int | None = None) -> tuple[FencePage, int]:
+    def create(cls, *, fd: int | None = None) -> tuple[FencePage, int]:
         """Make a page; return it with its descriptor, which the caller owns.
 
         ``fd`` is a zero-filled sealed memory file that was made elsewhere and is used instead; it stays its owner's.
@@ -97,13 +97,12 @@ class FencePage:
         except BaseException:
             os.close(fd)
             raise
-        page._words[_GENERATION] = generation
         page._halves[_VERSION_32] = _VERSION
         page._halves[_MAGIC_32] = _MAGIC
         return page, fd
 
     @classmethod
-    def open(cls, fd: int, *, line: int, ticket: int, generation: int) -> FencePage:
+    def open(cls, fd: int, *, line: int, ticket: int) -> FencePage:
         """Map a received page and take ``line``; ``fd`` stays the caller's.
 
         Raises
@@ -111,17 +110,12 @@ class FencePage:
         HandleError
             When the file is unsealed, too small or no fence page.
         StaleError
-            When the page has another generation, or the line was taken or withdrawn already.
+            When the line was taken or withdrawn already.
         """
         validate_memfd(fd, min_nbytes=PAGE_FENCE_NBYTES)
         page = cls(fd)
         try:
             page._check_kind()
-            if page._words[_GENERATION] != generation:
-                raise StaleError(
-                    f"fence of generation {page._words[_GENERATION]}, the handle says {generation}",
-                    remedy="ask the producer for a new handle",
-                )
             if page.line_state(line) is not LineState.GIVEN or page._line(line, _TICKET) != ticket:
                 raise StaleError(
                     f"the handle's line {line} of the fence is {page.line_state(line).name.lower()}",
@@ -161,11 +155,6 @@ class FencePage:
     @issued.setter
     def issued(self, n: int) -> None:
         self._store(_ISSUED, n)
-
-    @property
-    def generation(self) -> int:
-        """Generation of the producer when it made the fence."""
-        return self._load(_GENERATION)
 
     @property
     def final(self) -> int:

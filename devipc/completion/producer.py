@@ -170,7 +170,6 @@ class ProducerFence(Fence):
             return FenceHandle(
                 strategy=self._strategy,
                 producer=process_token(),
-                generation=self._page.generation,
                 line=line,
                 ticket=self._tickets,
                 payloads=self._half.payloads,

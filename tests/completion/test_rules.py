@@ -383,7 +383,7 @@ def test_a_closed_fence_is_refused(device: Device, strategy: Strategy) -> None:
 def test_a_page_that_is_closed_between_two_looks_ends_as_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel then finds nothing at the address, which is not the fault of whoever waits or wakes."""
     for name in ("futex_wait", "futex_wake"):
-        made, fd = page.FencePage.create(generation=0)
+        made, fd = page.FencePage.create()
         os.close(fd)
         real = getattr(page, name)
 
