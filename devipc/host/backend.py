@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from devipc.host.driver import BACKEND, HostDriver
-from devipc.host.meminfo import memory_info
+from devipc.host.meminfo import memory_info, open_proc
 from devipc.host.memory import HostMemory
 from devipc.host.sync import HostSync
 from devipc.host.transfer import HostTransfer
@@ -115,15 +115,9 @@ class HostBackend:
 
     def devices(self) -> Sequence[DeviceInfo]:
         """Return the one device."""
-        try:
-            boot = _BOOT_ID.read_text().strip().replace("-", "")
-            total_nbytes = memory_info().total_nbytes
-        except OSError as error:
-            raise CapabilityError(
-                f"the host backend reads {error.filename}, which failed ({error.strerror})",
-                remedy="run on Linux with /proc mounted",
-                backend=BACKEND,
-            ) from error
+        with open_proc(_BOOT_ID) as file:
+            boot = file.read().strip().replace("-", "")
+        total_nbytes = memory_info().total_nbytes
         return (DeviceInfo(f"{BACKEND}-{boot}", 0, "host memory", total_nbytes=total_nbytes, dlpack_type=1),)
 
     def open_device(self, uuid: str | None = None) -> HostDevice:

@@ -11,12 +11,15 @@ import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from devipc.host.meminfo import open_proc
 from devipc.spi import PAGE_NBYTES, ResourceExhausted, round_up
 
 __all__ = ["Mapping", "Part", "map_side_by_side", "move", "unmap", "view_at", "writable_until"]
 
+_MAPS = Path("/proc/self/maps")
 _PROT_NONE = 0
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000
@@ -126,13 +129,13 @@ def writable_until(address: int) -> int:
     Reads ``/proc/self/maps``: asking is the only way to refuse memory whose use would end the process.
     """
     end = address
-    with open("/proc/self/maps", "rb") as maps:
+    with open_proc(_MAPS) as maps:
         for line in maps:
             borders, permissions = line.split(maxsplit=2)[:2]
-            low, high = (int(border, 16) for border in borders.split(b"-"))
+            low, high = (int(border, 16) for border in borders.split("-"))
             if high <= end:
                 continue
-            if low > end or not permissions.startswith(b"rw"):
+            if low > end or not permissions.startswith("rw"):
                 break
             end = high
     return end

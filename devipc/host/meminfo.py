@@ -5,19 +5,50 @@ Owns the reading of /proc and /sys. Formats: proc(5), and the kernel's cgroup-v1
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
-from devipc.spi import MemoryInfo
+from devipc.spi import CapabilityError, MemoryInfo, ResourceExhausted
 
-__all__ = ["memory_info"]
+__all__ = ["memory_info", "open_proc"]
 
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _V2 = ("memory.max", "memory.current", "inactive_file")
 
 
+@contextmanager
+def open_proc(path: Path) -> Iterator[TextIO]:
+    """Open a file that every Linux has.
+
+    Raises
+    ------
+    ResourceExhausted
+        When this process has no descriptor left for it.
+    CapabilityError
+        When it cannot be read.
+    """
+    try:
+        with path.open(errors="replace") as file:
+            yield file
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise ResourceExhausted(
+                f"no descriptor left to read {path} ({error.strerror})", code="fds", remedy="raise `ulimit -n`"
+            ) from error
+        raise CapabilityError(
+            f"the host backend reads {path}, which failed ({error.strerror})",
+            remedy="run on Linux with /proc mounted",
+            backend="host",
+        ) from error
+
+
 def memory_info(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> MemoryInfo:
     """Return what is free for this process, and the total; files that cannot be read set no limit."""
-    table = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
+    with open_proc(proc / "meminfo") as file:
+        table = dict(line.split(":", 1) for line in file)
     machine = total = int(table["MemTotal"].split()[0]) * 1024
     free = int(table["MemAvailable"].split()[0]) * 1024
     for folder, names in _groups(proc, cgroups):
