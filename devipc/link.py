@@ -63,7 +63,7 @@ class Link:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._state = PeerState.CONNECTED
-        self._closing = False
+        self._closing = self._heard = False
         self._calls = Calls()
         self._handlers: dict[int, Handler] = {}
         self._listeners = StateListeners()
@@ -218,9 +218,10 @@ class Link:
                 except LostMessage as error:
                     self._lost(error)
                     continue
-                if message.kind == Kind.BYE:
-                    message.close_fds()
+                if message.kind == Kind.BYE or (message.kind == Kind.ERROR and not (message.request or self._heard)):
+                    message.close_fds()  # who could not greet has asked for nothing, and lives on without this link
                     return self._said_goodbye()
+                self._heard = True
                 self._dispatch(message)
         except ClosedError:
             pass  # this side closes

@@ -182,16 +182,23 @@ def _lock_robust(libc: ctypes.CDLL, address: int) -> None:
 def pid_of_pidfd(fd: int) -> int:
     """Return the process id behind a received pidfd: 0 if it is not visible from here, -1 if the process has ended.
 
+    A ``/proc`` that was mounted for another pid namespace shows that one's numbers, which mean nothing here: 0.
+
     Raises
     ------
     HandleError
         When the descriptor is no pidfd.
+    ResourceExhausted
+        When no descriptor is left to look it up.
     """
     try:
+        own = os.readlink("/proc/self")
         link = os.readlink(f"/proc/self/fd/{fd}")
         with open(f"/proc/self/fdinfo/{fd}", encoding="ascii", errors="replace") as file:
             found = re.search(r"^Pid:\s*(-?\d+)\s*$", file.read(), re.MULTILINE)
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise no_descriptors("open", error) from error
         raise HandleError(f"received pidfd cannot be checked ({error.strerror})", code="not_a_pidfd") from error
     if "pidfd" not in link or found is None:
         raise HandleError(
@@ -199,7 +206,8 @@ def pid_of_pidfd(fd: int) -> int:
             code="not_a_pidfd",
             remedy="the peer must send what pidfd_open returned for itself",
         )
-    return int(found[1])
+    pid = int(found[1])
+    return pid if pid < 0 or own == str(os.getpid()) else 0
 
 
 class PeerWatch:

@@ -23,7 +23,7 @@ from devipc.errors import (
     ResourceExhausted,
     UsageError,
 )
-from devipc.hello import Kind, encode_error
+from devipc.hello import Kind, encode_error, greet
 from devipc.link import Link, PeerState, Reply
 from devipc.listener import Listener
 from tests.channel.links import ASK, joined, waits
@@ -85,6 +85,22 @@ def test_what_comes_after_the_goodbye_is_not_called_a_flood(
     other.close()
     one.close()
     assert "too many requests" not in caplog.text
+
+
+def test_a_peer_that_could_not_greet_is_not_waited_for() -> None:
+    left, right = channel_pair()
+    links: list[Link] = []
+    thread = threading.Thread(target=lambda: links.append(Link.accept(right, facts={}, timeout_s=5)))
+    thread.start()
+    greet(left, first=True, facts={}, timeout_s=5)
+    thread.join()
+    told: list[PeerState] = []
+    links[0].on_state(told.append)
+    links[0].start()
+    left.send(Kind.ERROR, encode_error(ResourceExhausted("no descriptor for the answer")), timeout_s=5)
+    left.close()
+    assert eventually(lambda: told == [PeerState.CLOSED])
+    links[0].close()
 
 
 def test_goodbye_ends_calls_and_is_not_a_death() -> None:
