@@ -35,6 +35,9 @@ class _LazyGroup(click.Group):
         except KeyboardInterrupt:
             click.echo("interrupted; nothing was left behind", err=True)
             ctx.exit(EXIT_INTERRUPTED)
+        except OSError as error:
+            click.echo(f"devipc: {error}", err=True)
+            ctx.exit(EXIT_FAILED)
         except DevIPCError as error:
             click.echo(f"devipc: {type(error).__name__}: {error}", err=True)
             ctx.exit(_exit_code(error))

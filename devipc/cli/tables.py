@@ -12,7 +12,7 @@ __all__ = ["show_table"]
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print one table to standard output."""
-    if sys.stdout.isatty():
+    if sys.stdout is not None and sys.stdout.isatty():
         from rich.console import Console
         from rich.markup import escape
         from rich.table import Table

@@ -40,3 +40,18 @@ def test_an_interrupt_of_both_processes_is_one_line(after_s: float) -> None:
     if demo.returncode == 130:
         assert err in ("", "interrupted; nothing was left behind\n")
     assert sockets() == []
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_an_output_that_takes_nothing_is_no_traceback(options: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [SCRIPT, "demo", "--hand-overs", "20", *options],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=50,
+            check=False,
+        )
+    assert "Traceback" not in done.stderr
+    assert (done.returncode, "No space left" in done.stderr) == (1, True)
