@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import math
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["RemoteMemory", "check_handle", "check_meta"]
+
+
+_MAX_VIEW_NBYTES = 2**63 - 1
 
 
 def check_meta(meta: ShareMeta, nbytes: int) -> None:
@@ -50,6 +54,11 @@ def check_meta(meta: ShareMeta, nbytes: int) -> None:
         reach = (extent - 1) * stride * itemsize if extent else 0
         low, high = low + min(reach, 0), high + max(reach, 0)
     empty = any(extent == 0 for extent in meta.shape)
+    if math.prod(extent or 1 for extent in meta.shape) * itemsize > _MAX_VIEW_NBYTES:  # at distance 0 they need no room
+        raise BoundsError(
+            f"shape {meta.shape} has more elements than an array can have",
+            remedy="the exporter's description is wrong; share the memory again",
+        )
     if low < 0 or (high + (0 if empty else itemsize)) > nbytes:
         raise BoundsError(
             f"described elements reach from byte {low} to {high + itemsize} of {nbytes} shared bytes",
@@ -109,7 +118,10 @@ class _Last:
                 _thread.start_new_thread(self._elsewhere, ())
 
     def _elsewhere(self) -> None:
-        threading.Thread(target=self._release, args=(self._mapping,), name="devipc-unmap", daemon=True).start()
+        try:
+            threading.Thread(target=self._release, args=(self._mapping,), name="devipc-unmap", daemon=True).start()
+        except RuntimeError:  # no second thread to be had: this one will do
+            self._release(self._mapping)
 
 
 class RemoteMemory:
@@ -184,14 +196,14 @@ class RemoteMemory:
 
         Blocks for that work only. The mapping itself goes once every view is gone too. Calling it again does nothing.
         """
+        transfer = self._device.transfer
+        for stream in () if self._closed else streams:
+            if transfer is not None:
+                transfer.synchronize_stream(stream)  # work that may still run keeps the memory: it stays open
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        transfer = self._device.transfer
-        for stream in streams:
-            if transfer is not None:
-                transfer.synchronize_stream(stream)
         self._closer = threading.get_ident()
         try:
             self._keeper.release()

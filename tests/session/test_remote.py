@@ -1,0 +1,92 @@
+"""Opened memory: descriptions that no array can have, streams that fail, and the last view when threads ran out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from devipc.errors import BoundsError, DriverError, HandleError
+from devipc.session import Exporter, Importer, RemoteMemory
+from devipc.session.messages import ShareMeta
+from devipc.session.remote import check_meta
+from tests.session.processes import eventually
+
+TIMEOUT_S = 10.0
+
+
+@pytest.fixture
+def exporter() -> Iterator[Exporter]:
+    with Exporter(strategy="stream_memop", timeout_s=TIMEOUT_S) as exporter:
+        yield exporter
+
+
+@pytest.fixture
+def opened(exporter: Exporter) -> Iterator[RemoteMemory]:
+    exporter.share("block", exporter.allocate(4096))
+    with Importer(exporter.path, strategy="stream_memop", timeout_s=TIMEOUT_S) as importer:
+        yield importer.open("block")
+
+
+@pytest.mark.parametrize("shape", [(2**63,), (2**62, 2**62), (2**32, 2**31), (0, 2**63), (2**64 - 1,)])
+def test_a_shape_that_no_array_can_have_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(BoundsError, match="more elements"):
+        check_meta(ShareMeta("uint8", shape, (0,) * len(shape)), 4096)
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        ShareMeta("nonsense", (1,), (1,)),
+        ShareMeta("uint8", (4097,), (1,)),
+        ShareMeta("uint8", (2,), (2**63 - 1,)),
+        ShareMeta("uint8", (2,), (-1,)),
+        ShareMeta("uint8", (1,), (1,), 4096),
+        ShareMeta("float64", (512,), (1,), 1),
+    ],
+)
+def test_a_description_that_leaves_the_memory_is_refused(meta: ShareMeta) -> None:
+    with pytest.raises(HandleError):
+        check_meta(meta, 4096)
+
+
+def test_repeated_elements_are_fine(opened: RemoteMemory) -> None:
+    check_meta(ShareMeta("uint8", (2**40, 4096), (0, 1)), 4096)
+    opened.close()
+
+
+def test_memory_stays_open_when_the_work_on_it_is_not_known_to_be_over(
+    exporter: Exporter, opened: RemoteMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transfer = exporter.device.transfer
+    assert transfer is not None
+    stream = transfer.create_stream()
+
+    def fail(_: object) -> None:
+        raise DriverError("the stream cannot be asked")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(transfer), "synchronize_stream", lambda _, stream: fail(stream))
+        with pytest.raises(DriverError):
+            opened.close(streams=[stream])
+    assert opened.ptr
+    opened.close(streams=[stream])
+    exporter.unshare("block", timeout_s=1)
+    transfer.destroy_stream(stream)
+
+
+def test_the_last_view_gives_the_lease_back_without_a_second_thread(
+    exporter: Exporter, opened: RemoteMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = opened.view()
+    opened.close()
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        del view
+        assert eventually(lambda: not exporter.shares._tokens)
+    exporter.unshare("block", timeout_s=1)
