@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 TALK = """
 import subprocess, sys
 from devipc.session import Exporter
-exporter = Exporter(strategy="polling")
+exporter = Exporter(sys.argv[1], strategy="polling")
 code = "import sys; from devipc.session import Importer; print(Importer(sys.argv[1]).names())"
 done = subprocess.run([sys.executable, "-c", code, exporter.path], capture_output=True, text=True, timeout=30)
 exporter.close()
@@ -35,7 +35,7 @@ def test_numbers_of_a_foreign_proc_are_not_compared(monkeypatch: pytest.MonkeyPa
         os.close(fd)
 
 
-def test_a_pid_namespace_without_a_proc_of_its_own() -> None:
+def test_a_pid_namespace_without_a_proc_of_its_own(tmp_path: Path) -> None:
     unshare = shutil.which("unshare")
     if (
         unshare is None
@@ -43,7 +43,7 @@ def test_a_pid_namespace_without_a_proc_of_its_own() -> None:
     ):
         pytest.skip("no right to make a pid namespace")
     done = subprocess.run(
-        [unshare, "--pid", "--fork", sys.executable, "-c", TALK],
+        [unshare, "--pid", "--fork", sys.executable, "-c", TALK, str(tmp_path / "x.sock")],
         cwd=ROOT,
         capture_output=True,
         text=True,
