@@ -270,12 +270,43 @@ def no_context(parent: Parent) -> object:
     from cuda.bindings import driver as cu
 
     w = world()
-    return [code(w.without_context(lambda: cu.cuMemAlloc(8))), code(w.without_context(cu.cuCtxSynchronize))]  # type: ignore[arg-type]
+    event = w.event()
+    calls: list[Callable[[], Any]] = [
+        lambda: cu.cuMemAlloc(8),
+        cu.cuCtxSynchronize,
+        lambda: cu.cuStreamQuery(w.stream),
+        lambda: cu.cuEventQuery(event),
+    ]
+    return [code(w.without_context(call)) for call in calls]  # type: ignore[arg-type]
 
 
 def test_contexts_are_per_thread(sim: Simulation) -> None:
-    assert sim.run(no_context) == ["INVALID_CONTEXT"] * 2
-    assert sim.run(no_context, need_context=0) == ["SUCCESS"] * 2
+    """Streams and events bring theirs along, unless the switch demands one everywhere."""
+    assert sim.run(no_context) == ["INVALID_CONTEXT"] * 2 + ["SUCCESS"] * 2
+    assert sim.run(no_context, need_context=0) == ["SUCCESS"] * 4
+    assert sim.run(no_context, need_context=2) == ["INVALID_CONTEXT"] * 4
+
+
+def wild(parent: Parent, which: str) -> object:
+    from cuda.bindings import driver as cu
+
+    from tests.simulator.trace_cases.world import need
+
+    world()
+    if which == "pool":
+        return code(cu.cuMemPoolTrimTo(cu.CUmemoryPool(0x1234560), 0))
+    if which == "physical":
+        return code(cu.cuMemRelease(cu.CUmemGenericAllocationHandle(0x1234560)))
+    stream = need(cu.cuStreamCreate(1))
+    need(cu.cuStreamDestroy(stream))
+    return code(cu.cuStreamQuery(stream))
+
+
+@pytest.mark.parametrize("which", ["stream", "pool", "physical"])
+def test_handles_that_are_none_crash(sim: Simulation, which: str) -> None:
+    with sim.start(wild, which) as child:
+        assert child.status() == -signal.SIGSEGV
+    assert sim.run(wild, which, wild_crash=0) in ("INVALID_HANDLE", "INVALID_VALUE")
 
 
 def zero_batch(parent: Parent) -> object:

@@ -148,6 +148,39 @@ def test_pageable_memory_is_staged(sim: Simulation) -> None:
     assert sim.run(pageable) == [True, 5, 9]
 
 
+def host_to_host(parent: Parent) -> object:
+    """Copies with no device side, one of each form, while the stream stands."""
+    from cuda.bindings import driver as cu
+
+    from tests.simulator.trace_cases.copies import HOST, attributes, plane
+    from tests.simulator.trace_cases.world import need
+
+    w, sim = world(), Simulator.loaded()
+    source, target = w.pinned(8192), w.registered(8192)
+    ctypes.memset(source, 5, 8192)
+    wide = plane(w, srcMemoryType=HOST, dstMemoryType=HOST, srcHost=source, dstHost=target)
+    to, at = [cu.CUdeviceptr(target)], [cu.CUdeviceptr(source)]
+    forms = (
+        partial(cu.cuMemcpyAsync, target, source, 64, w.stream),
+        partial(cu.cuMemcpy2DAsync, wide, w.stream),
+        partial(cu.cuMemcpyBatchAsync, to, at, [64], 1, [attributes()], [0], 1, w.stream),
+    )
+    blocks = []
+    for form in forms:
+        sim.stall()
+        call = Background(w, form)
+        blocks.append(call.blocks(0.1))
+        sim.stall(False)
+        need(call.answer())
+    need(cu.cuStreamSynchronize(w.stream))
+    return [blocks, ctypes.c_uint8.from_address(target).value]
+
+
+@pytest.mark.parametrize("waits", [1, 0])
+def test_a_copy_from_host_to_host_blocks_its_caller(sim: Simulation, waits: int) -> None:
+    assert sim.run(host_to_host, host_copy_waits=waits) == [[bool(waits)] * 3, 5]
+
+
 def unmapped_early(parent: Parent) -> object:
     """The caller unmaps registered pages under queued work; another mapping sees what it wrote."""
     from cuda.bindings import driver as cu

@@ -60,10 +60,11 @@ def fabric(parent: Parent) -> object:
 
 
 def test_fabric_handles(sim: Simulation) -> None:
-    """Accepted and then not exportable, working, or refused at once."""
-    assert sim.run(fabric) == ["SUCCESS", "NOT_PERMITTED"]
+    """Refused though the attribute says yes, working, not there, or accepted and then not exportable."""
+    assert sim.run(fabric) == ["NOT_PERMITTED"]
     assert sim.run(fabric, fabric=1) == ["SUCCESS"] * 5
     assert sim.run(fabric, fabric=2) == ["NOT_SUPPORTED"]
+    assert sim.run(fabric, fabric=3) == ["SUCCESS", "NOT_PERMITTED"]
 
 
 def fd_rules(parent: Parent) -> object:
@@ -149,7 +150,7 @@ def out_of_fds(parent: Parent) -> object:
         code(cu.cuMemCreate(CHUNK, w.properties(), 0)),
         code(cu.cuMemExportToShareableHandle(physical, kind, 0)),
         code(cu.cuMemImportFromShareableHandle(fd, kind)),
-        code(cu.cuEventCreate(6)),
+        code(cu.cuMemAlloc(4 * MIB)),
         code(cu.cuMemPoolCreate(w.pool_properties())),
     ]
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

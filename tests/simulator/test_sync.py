@@ -231,6 +231,37 @@ def test_event_switches(sim: Simulation) -> None:
     assert found["none"] == [0, "NOT_SUPPORTED", "SUCCESS"]
 
 
+def event_destroyer(parent: Parent) -> object:
+    from cuda.bindings import driver as cu
+
+    from tests.simulator.trace_cases.world import need, raw
+
+    world()
+    event = need(cu.cuEventCreate(6))
+    handle = raw(need(cu.cuIpcGetEventHandle(event))).hex()
+    need(cu.cuEventDestroy(event))
+    parent.send(handle)
+    parent.receive()
+    return None
+
+
+def event_opener(parent: Parent, handle: str) -> object:
+    from cuda.bindings import driver as cu
+
+    from tests.simulator.trace_cases.world import from_raw
+
+    world()
+    return code(cu.cuIpcOpenEventHandle(from_raw(cu.CUipcEventHandle, bytes.fromhex(handle))))
+
+
+@pytest.mark.parametrize(("dies", "answer"), [(0, "SUCCESS"), (1, "MAP_FAILED")])
+def test_the_handle_of_a_destroyed_event(sim: Simulation, dies: int, answer: str) -> None:
+    """It still opens while its process lives, as on hardware; with the switch it does not."""
+    with sim.start(event_destroyer, event_handle_dies=dies) as child:
+        assert sim.run(event_opener, child.receive()) == answer
+        child.send("end")
+
+
 def event_tickets(parent: Parent) -> object:
     """A wait remembers the record it saw: a later one neither shortens nor prolongs it."""
     from cuda.bindings import driver as cu

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { SMALL_LIMIT = 1 << 20, SLOTS = DS_BLOCK / DS_SMALL_ALIGN };
+enum { SMALL_MOST = 1 << 20, SLOTS = DS_BLOCK / DS_SMALL_ALIGN };
 
 struct shared_block {
   struct shared_block *next;
@@ -92,7 +92,7 @@ static enum ds_status alloc(struct ds_range *range, uint64_t *out) {
   if (!range->bytes)
     return DS_INVALID;
   ds_lock();
-  bool small = range->kind == DS_CLASSIC && range->bytes < SMALL_LIMIT;
+  bool small = range->kind == DS_CLASSIC && range->bytes <= SMALL_MOST;
   range->access[range->device->index] = DS_READ | DS_WRITE;
   enum ds_status status = small ? alloc_small(range) : alloc_own(range);
   if (status == DS_OK) {
@@ -119,7 +119,7 @@ enum ds_status ds_alloc_managed(struct ds_device *device, void *owner, uint64_t 
     for (int i = 0; i < ds_device_count(); i++)
       range.access[i] = DS_READ | DS_WRITE;
     range.start = range.map_start = (uint64_t)range.block->data;
-    range.map_bytes = bytes;
+    range.map_bytes = (bytes + DS_BLOCK - 1) / DS_BLOCK * DS_BLOCK;
     *out = range.start;
     if (ds_range_add(&range)) {
       ds_count(DS_C_live_allocations, 1);

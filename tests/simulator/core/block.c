@@ -41,6 +41,7 @@ static enum ds_status map_block(int fd, uint64_t bytes, struct ds_block **out) {
   block->header = (struct ds_header *)memory;
   block->data = memory + DS_PAGE;
   block->bytes = bytes;
+  block->number = ds_unique();
   atomic_store(&block->refs, 1);
   ds_count(DS_C_live_blocks, 1);
   ds_count(DS_C_live_bytes, (long)bytes);
@@ -84,13 +85,16 @@ enum ds_status ds_block_new(struct ds_device *device, enum ds_file_kind kind, ui
   return DS_OK;
 }
 
+/* Unknown: not ours at all; unsupported: ours, but of another kind. */
 enum ds_status ds_block_from_fd(int fd, enum ds_file_kind kind, struct ds_block **out) {
   struct ds_header header;
   struct stat info;
   if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) || pread(fd, &header, sizeof header, 0) != sizeof header)
-    return DS_BAD_HANDLE;
-  if (header.magic != DS_MAGIC || header.kind != kind || (uint64_t)info.st_size != DS_PAGE + header.bytes)
-    return DS_BAD_HANDLE;
+    return DS_UNKNOWN;
+  if (header.magic != DS_MAGIC || (uint64_t)info.st_size != DS_PAGE + header.bytes)
+    return DS_UNKNOWN;
+  if (header.kind != kind)
+    return DS_UNSUPPORTED;
   struct ds_device *device = ds_device_of(header.physical, header.slice);
   if (!device)
     return DS_BAD_DEVICE;
@@ -118,14 +122,14 @@ void ds_block_drop(struct ds_block *block) {
 }
 
 /* Through /proc: works for one user without ptrace rights, fails once the owner is gone. */
-enum ds_status ds_fetch_fd(int pid, int fd, const uint8_t id[16], int *out) {
+enum ds_status ds_fetch_fd(int pid, int fd, uint64_t at, const uint8_t id[16], int *out) {
   char path[64];
   struct ds_header header;
   snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, fd);
   int found = open(path, O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
   if (found < 0)
     return errno == EMFILE || errno == ENFILE ? DS_OS : DS_MAP_FAILED;
-  if (pread(found, &header, sizeof header, 0) != sizeof header || header.magic != DS_MAGIC ||
+  if (pread(found, &header, sizeof header, (off_t)at) != sizeof header || header.magic != DS_MAGIC ||
       memcmp(header.id, id, sizeof header.id) != 0) {
     close(found);
     return DS_MAP_FAILED;

@@ -140,4 +140,11 @@ void ds_random(void *out, size_t n) {
     abort();
 }
 
+void ds_wild(const char *what) {
+  if (!ds_switch(DS_wild_crash))
+    return;
+  fprintf(stderr, "devsim: no such %s; a driver would follow the pointer and crash\n", what);
+  ds_act((struct ds_fault){DS_SEGV, 0});
+}
+
 bool ds_forked(void) { return atomic_load(&forked); }

@@ -29,6 +29,7 @@ enum ds_status {
   DS_OS,                 /* the operating system refused (no fd, no thread) */
   DS_ILLEGAL_ADDRESS,    /* work touched memory that is not there */
   DS_LOST,               /* the device is lost: see ds_device.lost */
+  DS_UNKNOWN,            /* an fd that is nothing of a device's */
 };
 
 /* ---- switches (config.c) ---- */
@@ -95,5 +96,7 @@ void ds_sleep_us(long us);
 uint64_t ds_unique(void);            /* process-wide increasing id, from 1 */
 void ds_random(void *out, size_t n); /* unpredictable bytes */
 bool ds_forked(void);
+/* A handle that never was one, or that drivers follow after its end: they crash, and so do we. */
+void ds_wild(const char *what);
 /* Appends to a bounded text; keeps the length right when it no longer fits. */
 __attribute__((format(printf, 4, 5))) int ds_append(char *out, size_t size, int at, const char *format, ...);

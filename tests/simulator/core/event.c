@@ -1,6 +1,7 @@
 /* Events.  A record takes a ticket, a wait remembers the newest ticket it saw; a
- * never-recorded event counts as done.  A shared event keeps its tickets in a memfd,
- * so that other processes see them; nothing finishes a dead process's ticket. */
+ * never-recorded event counts as done.  Shared events keep their tickets in pages of
+ * one memfd per process, where others see them, even for a while after the event was
+ * destroyed; nothing finishes a dead process's ticket. */
 #include "stream.h"
 
 #include <fcntl.h>
@@ -10,13 +11,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { RING = 256 }; /* outstanding records that are told apart */
+enum { RING = 256, SLOTS = 8192 }; /* outstanding records that are told apart; shared events of a process */
 
 struct page {
   struct ds_header header;
   _Atomic uint64_t recorded;
   _Atomic uint64_t done[RING]; /* newest finished ticket of each place */
-  atomic_uint destroyed;
 };
 
 struct ds_event {
@@ -25,7 +25,7 @@ struct ds_event {
   void *owner;
   unsigned flags;
   bool imported;
-  int fd;
+  long slot; /* of an own shared event, else -1 */
   struct page *page;
   atomic_int refs;
   _Atomic uint64_t finished_us;
@@ -38,7 +38,8 @@ struct handle {
   uint32_t shm_device; /* both processes have to see the same shared memory file system */
   uint8_t id[16];
   uint64_t shm_inode;
-  uint8_t noise[24];
+  uint64_t slot;
+  uint8_t noise[16];
 };
 _Static_assert(sizeof(struct handle) == DS_HANDLE_BYTES, "handle size");
 _Static_assert(sizeof(struct page) <= DS_PAGE, "event page size");
@@ -46,6 +47,10 @@ enum { HANDLE_MAGIC = 0x65767431 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ds_event *events;
+static int arena_fd = -1;
+static struct page *arena; /* every slot a page apart */
+static uint8_t slot_used[SLOTS];
+static long last_slot;
 
 static void enlist(struct ds_event *event) {
   pthread_mutex_lock(&lock);
@@ -78,10 +83,38 @@ bool ds_event_exists(const struct ds_event *wanted) {
   return at != NULL;
 }
 
-static struct ds_event *event_new(struct ds_device *device, void *owner, unsigned flags, int fd) {
+void ds_events_start(void) {
+  pthread_mutex_lock(&lock);
+  if (arena_fd < 0 && (arena_fd = ds_file_new("events", (uint64_t)SLOTS * DS_PAGE)) >= 0) {
+    arena = mmap(NULL, (size_t)SLOTS * DS_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, arena_fd, 0);
+    if (arena == MAP_FAILED) {
+      close(ds_hold_fd(arena_fd, -1));
+      arena_fd = -1;
+    }
+  }
+  pthread_mutex_unlock(&lock);
+}
+
+static struct page *slot_page(long slot) { return (struct page *)((uint8_t *)arena + slot * DS_PAGE); }
+
+/* Slots go round, so that the page of a destroyed event is reused as late as possible. */
+static long take_slot(void) {
+  long found = -1;
+  pthread_mutex_lock(&lock);
+  for (long i = 1; arena_fd >= 0 && i <= SLOTS && found < 0; i++)
+    if (!slot_used[(last_slot + i) % SLOTS])
+      found = (last_slot + i) % SLOTS;
+  if (found >= 0)
+    slot_used[last_slot = found] = 1;
+  pthread_mutex_unlock(&lock);
+  return found;
+}
+
+static struct ds_event *event_new(struct ds_device *device, void *owner, unsigned flags, long slot, int fd,
+                                  uint64_t at) {
   struct ds_event *event = calloc(1, sizeof *event);
   int sharing = fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
-  void *page = mmap(NULL, DS_PAGE, PROT_READ | PROT_WRITE, sharing, fd, 0);
+  void *page = slot >= 0 ? slot_page(slot) : mmap(NULL, DS_PAGE, PROT_READ | PROT_WRITE, sharing, fd, (off_t)at);
   if (!event || page == MAP_FAILED) {
     free(event);
     return NULL;
@@ -89,37 +122,34 @@ static struct ds_event *event_new(struct ds_device *device, void *owner, unsigne
   event->device = device;
   event->owner = owner;
   event->flags = flags;
-  event->fd = fd;
+  event->slot = slot;
   event->page = page;
   atomic_store(&event->refs, 1);
   return event;
 }
 
+static void announce(struct page *page, const struct ds_device *device) {
+  memset(page, 0, sizeof *page);
+  page->header.kind = DS_FILE_EVENT;
+  page->header.physical = device->physical;
+  page->header.slice = device->slice;
+  ds_random(page->header.id, sizeof page->header.id);
+  page->header.magic = DS_MAGIC;
+}
+
 enum ds_status ds_event_new(struct ds_device *device, void *owner, unsigned flags, struct ds_event **out) {
-  int fd = -1;
-  bool shared = flags & DS_EVENT_SHARED;
-  if (shared) {
+  long slot = -1;
+  if (flags & DS_EVENT_SHARED) {
     long limit = ds_switch(DS_event_limit);
     if (!ds_switch(DS_ipc_events))
       return DS_UNSUPPORTED;
-    if (limit && ds_counter(DS_C_live_ipc_events) >= limit)
+    if ((limit && ds_counter(DS_C_live_ipc_events) >= limit) || (slot = take_slot()) < 0)
       return DS_NOMEM;
-    if ((fd = ds_file_new("event", DS_PAGE)) < 0)
-      return DS_OS;
+    announce(slot_page(slot), device);
   }
-  struct ds_event *event = event_new(device, owner, flags, fd);
-  if (!event) {
-    if (fd >= 0)
-      close(ds_hold_fd(fd, -1));
+  struct ds_event *event = event_new(device, owner, flags, slot, -1, 0);
+  if (!event)
     return DS_NOMEM;
-  }
-  if (shared) {
-    event->page->header.kind = DS_FILE_EVENT;
-    event->page->header.physical = device->physical;
-    event->page->header.slice = device->slice;
-    ds_random(event->page->header.id, sizeof event->page->header.id);
-    event->page->header.magic = DS_MAGIC;
-  }
   enlist(event);
   *out = event;
   return DS_OK;
@@ -130,7 +160,13 @@ void ds_event_keep(struct ds_event *event) { atomic_fetch_add(&event->refs, 1); 
 void ds_event_drop(struct ds_event *event) {
   if (atomic_fetch_sub(&event->refs, 1) != 1)
     return;
-  munmap(event->page, DS_PAGE);
+  if (event->slot < 0) {
+    munmap(event->page, DS_PAGE);
+  } else {
+    pthread_mutex_lock(&lock);
+    slot_used[event->slot] = 0;
+    pthread_mutex_unlock(&lock);
+  }
   free(event);
 }
 
@@ -143,9 +179,8 @@ enum ds_status ds_event_destroy(struct ds_event *event) {
     ds_sleep_us(ds_switch(DS_event_destroy_ms) * 1000);
     if (ds_switch(DS_event_destroy_drains) && atomic_load(&event->page->recorded))
       ds_sync_owner(NULL);
-    if (!event->imported)
-      atomic_store(&event->page->destroyed, 1);
-    close(ds_hold_fd(event->fd, -1)); /* handles stop resolving here */
+    if (!event->imported && ds_switch(DS_event_handle_dies))
+      event->page->header.magic = 0;
   }
   ds_event_drop(event);
   return DS_OK;
@@ -177,7 +212,7 @@ enum ds_status ds_event_export(struct ds_event *event, uint8_t out[DS_HANDLE_BYT
     return DS_UNSUPPORTED;
   if (!(event->flags & DS_EVENT_SHARED) || event->imported)
     return DS_BAD_HANDLE;
-  struct handle handle = {.magic = HANDLE_MAGIC, .pid = getpid(), .fd = event->fd};
+  struct handle handle = {.magic = HANDLE_MAGIC, .pid = getpid(), .fd = arena_fd, .slot = (uint64_t)event->slot};
   memcpy(handle.id, event->page->header.id, sizeof handle.id);
   shared_memory_place(&handle);
   if (ds_switch(DS_handle_random))
@@ -195,21 +230,19 @@ enum ds_status ds_event_open(struct ds_device *device, void *owner, const uint8_
   shared_memory_place(&here);
   if (!ds_switch(DS_ipc_events))
     return DS_UNSUPPORTED;
-  if (handle.magic != HANDLE_MAGIC)
-    return DS_INVALID;
+  if (handle.magic != HANDLE_MAGIC || handle.slot >= SLOTS)
+    return DS_MAP_FAILED;
   if (handle.pid == getpid() && !ds_switch(DS_self_open))
     return DS_SELF_OPEN;
   if (handle.shm_device != here.shm_device || handle.shm_inode != here.shm_inode)
     return DS_MAP_FAILED;
-  enum ds_status status = ds_fetch_fd(handle.pid, handle.fd, handle.id, &fd);
+  enum ds_status status = ds_fetch_fd(handle.pid, handle.fd, handle.slot * DS_PAGE, handle.id, &fd);
   if (status != DS_OK)
     return status;
-  struct ds_event *event = event_new(device, owner, DS_EVENT_SHARED | DS_EVENT_NO_TIMING, fd);
-  if (!event) {
-    close(fd);
+  struct ds_event *event = event_new(device, owner, DS_EVENT_SHARED | DS_EVENT_NO_TIMING, -1, fd, handle.slot * DS_PAGE);
+  close(fd);
+  if (!event)
     return DS_NOMEM;
-  }
-  ds_hold_fd(fd, 1);
   event->imported = true;
   enlist(event);
   ds_count(DS_C_opens, 1);

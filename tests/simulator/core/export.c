@@ -1,19 +1,21 @@
-/* Classic handles: 64 bytes that name the exporter's process, its fd and the memory's
- * id.  They resolve only while the exporter lives, and always open a whole block. */
+/* Classic handles: 64 bytes that name the exporter's process, its fd, the memory's id and
+ * the allocation's place in it.  They resolve only while the exporter lives.  What is
+ * mapped is a whole block; what a peer may reach through calls is the allocation. */
 #include "memory.h"
 
+#include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 struct handle {
   uint32_t magic;
   int32_t pid;
   int32_t fd;
-  int32_t broken;
+  uint16_t broken, small;
   uint8_t id[16];
-  uint64_t offset; /* of the allocation in its block, used where a switch says so */
+  uint64_t offset; /* of the allocation in its block */
   uint64_t bytes;
   uint8_t noise[16];
 };
@@ -40,9 +42,10 @@ enum ds_status ds_export(uint64_t address, uint8_t out[DS_HANDLE_BYTES]) {
   bool broken = other && range->block && ds_switch(DS_legacy_any_kind);
   bool refused = range && address != range->start && !ds_switch(DS_handle_interior);
   if ((classic || broken) && !refused) {
-    struct handle handle = {.magic = HANDLE_MAGIC, .pid = getpid(), .fd = range->block->fd, .broken = broken};
+    struct handle handle = {.magic = HANDLE_MAGIC, .pid = getpid(), .fd = range->block->fd, .broken = broken,
+                            .small = range->block->header->small != 0};
     memcpy(handle.id, range->block->header->id, sizeof handle.id);
-    handle.offset = range->block->header->small ? range->offset : 0;
+    handle.offset = range->offset;
     handle.bytes = range->bytes;
     if (ds_switch(DS_handle_random))
       ds_random(handle.noise, sizeof handle.noise);
@@ -62,7 +65,7 @@ static struct ds_range *opened(void *owner, const struct handle *handle) {
   struct ds_range *range;
   for (size_t i = 0; (range = ds_range_at(i)); i++)
     if (range->kind == DS_IMPORT && range->owner == owner &&
-        !memcmp(range->block->header->id, handle->id, sizeof handle->id))
+        !memcmp(range->block->header->id, handle->id, sizeof handle->id) && range->offset == handle->offset)
       return range;
   return NULL;
 }
@@ -90,40 +93,49 @@ static struct ds_block *attach_wrong(struct ds_block *block) {
 
 static enum ds_status add_mapping(struct ds_device *device, void *owner, struct ds_block *block,
                                   const struct handle *handle, uint64_t *out) {
-  struct ds_range range = {.kind = DS_IMPORT, .block = block, .device = block->device, .owner = owner, .opens = 1};
-  range.bytes = range.map_bytes = block->bytes;
-  range.start = range.map_start = ds_reserve(block->bytes, DS_BLOCK, 0);
+  struct ds_range range = {.kind = DS_IMPORT, .block = block, .device = block->device, .owner = owner, .opens = 1,
+                           .offset = handle->offset, .bytes = handle->bytes};
+  range.map_bytes = (block->bytes + DS_BLOCK - 1) / DS_BLOCK * DS_BLOCK;
+  range.map_start = ds_reserve(range.map_bytes, DS_BLOCK, 0);
+  range.start = range.map_start + range.offset;
   for (int i = 0; i < ds_device_count(); i++)
     if (ds_peer(ds_device_at(i), block->device))
       range.access[i] = DS_READ | DS_WRITE;
   range.access[device->index] = DS_READ | DS_WRITE;
-  if (!range.start || !ds_range_add(&range)) {
-    if (range.start)
-      ds_unreserve(range.start);
+  if (!range.map_start || !ds_range_add(&range)) {
+    if (range.map_start)
+      ds_unreserve(range.map_start);
     return DS_NOMEM;
   }
-  bool exact = block->header->small && ds_switch(DS_small_open);
-  *out = range.start + (exact ? handle->offset : 0);
+  *out = range.start;
   ds_count(DS_C_live_mappings, 1);
   ds_count(DS_C_driver_opens, 1);
   return DS_OK;
 }
 
+/* Why a handle does not resolve: its process is gone, or gave the memory back. */
+static enum ds_status unresolved(int pid) {
+  char path[64];
+  snprintf(path, sizeof path, "/proc/%d/exe", pid);
+  return access(path, F_OK) != 0 && errno == ENOENT ? DS_BAD_HANDLE : DS_INVALID;
+}
+
 static enum ds_status map_handle(struct ds_device *device, void *owner, const struct handle *handle, uint64_t *out) {
   struct ds_block *block = NULL;
   int fd = -1;
-  enum ds_status status = ds_fetch_fd(handle->pid, handle->fd, handle->id, &fd);
+  enum ds_status status = ds_fetch_fd(handle->pid, handle->fd, 0, handle->id, &fd);
   if (status != DS_OK)
-    return status;
+    return status == DS_MAP_FAILED ? unresolved(handle->pid) : status;
   leak_fd(fd);
   status = ds_block_from_fd(fd, DS_FILE_CLASSIC, &block);
   if (status != DS_OK) {
     close(fd);
-    return status == DS_BAD_HANDLE ? DS_MAP_FAILED : status;
+    return status == DS_UNKNOWN || status == DS_UNSUPPORTED ? DS_INVALID : status;
   }
-  if (!ds_peer(device, block->device)) {
+  bool inside = handle->bytes && handle->offset <= block->bytes && handle->bytes <= block->bytes - handle->offset;
+  if (!inside || !ds_peer(device, block->device)) {
     ds_block_drop(block);
-    return DS_NO_PEER;
+    return inside ? DS_NO_PEER : DS_INVALID;
   }
   block = attach_wrong(block);
   status = add_mapping(device, owner, block, handle, out);
@@ -143,12 +155,15 @@ enum ds_status ds_open(struct ds_device *device, void *owner, const uint8_t byte
     return DS_SELF_OPEN;
   if (handle.broken)
     return DS_MAP_FAILED;
+  if (ds_switch(DS_small_open) && handle.small) {
+    handle.offset = 0;
+    handle.bytes = DS_BLOCK;
+  }
   ds_lock();
   struct ds_range *open = ds_switch(DS_second_open) == 2 ? NULL : opened(owner, &handle);
   enum ds_status status = DS_ALREADY_MAPPED;
   if (open && ds_switch(DS_second_open) == 0) {
-    bool exact = open->block->header->small && ds_switch(DS_small_open);
-    *out = open->start + (exact ? handle.offset : 0);
+    *out = open->start;
     open->opens++;
     status = DS_OK;
   } else if (!open) {
@@ -165,13 +180,12 @@ enum ds_status ds_close(uint64_t start) {
   ds_lock();
   struct ds_range *range = ds_find(start);
   enum ds_status status = DS_INVALID;
-  bool exact = range && ds_switch(DS_small_open) && range->block && range->block->header->small;
-  if (range && range->kind == DS_IMPORT && (range->start == start || exact)) {
+  if (range && range->kind == DS_IMPORT && range->start == start) {
     ds_count(DS_C_closes, 1);
     status = DS_OK;
     if (--range->opens == 0) {
       atomic_store(&last_closed, range->start);
-      ds_unreserve(range->start);
+      ds_unreserve(range->map_start);
       ds_block_drop(range->block);
       ds_range_remove(range);
       ds_count(DS_C_live_mappings, -1);
@@ -199,5 +213,5 @@ enum ds_status ds_fabric_fd(const uint8_t bytes[DS_HANDLE_BYTES], int *fd) {
   memcpy(&handle, bytes, sizeof handle);
   if (handle.magic != HANDLE_MAGIC)
     return DS_INVALID;
-  return ds_fetch_fd(handle.pid, handle.fd, handle.id, fd);
+  return ds_fetch_fd(handle.pid, handle.fd, 0, handle.id, fd);
 }

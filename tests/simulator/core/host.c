@@ -54,7 +54,7 @@ static enum ds_status add(void *owner, void *address, uint64_t bytes, unsigned f
     range.start = alias + (uint64_t)address % DS_PAGE;
   }
   range.map_start = range.start;
-  range.map_bytes = bytes;
+  range.map_bytes = registered ? bytes : (bytes + DS_BLOCK - 1) / DS_BLOCK * DS_BLOCK;
   if (registered)
     range.view = pin(address, bytes);
   for (int i = 0; i < ds_device_count(); i++)
@@ -73,7 +73,10 @@ static enum ds_status try_register(void *owner, void *address, uint64_t bytes, u
   if (!is_mapped(address, bytes))
     return DS_INVALID;
   ds_lock();
-  enum ds_status status = ds_find_host((uint64_t)address, bytes) ? DS_REGISTERED : add(owner, address, bytes, flags, true);
+  struct ds_range *other = ds_find_host((uint64_t)address, bytes);
+  enum ds_status status = !other              ? add(owner, address, bytes, flags, true)
+                          : other->registered ? DS_REGISTERED
+                                              : DS_INVALID; /* the driver's own pinned memory */
   if (status == DS_OK) {
     ds_count(DS_C_live_registrations, 1);
     ds_count(DS_C_pinned_bytes, (long)bytes);

@@ -9,7 +9,7 @@
 
 #include <pthread.h>
 
-enum { DS_PAGE = 4096, DS_BLOCK = 2 << 20, DS_SMALL_ALIGN = 512, DS_PRIORITIES = 32 };
+enum { DS_PAGE = 4096, DS_BLOCK = 2 << 20, DS_POOL_CHUNK = 32 << 20, DS_SMALL_ALIGN = 512, DS_PRIORITIES = 32 };
 
 struct ds_device {
   int index;             /* position in this process's list */
@@ -46,6 +46,7 @@ struct ds_block {
   uint64_t bytes;
   struct ds_header *header;
   atomic_int refs;
+  uint64_t number;     /* unique in the process */
   struct ds_device *device;
 };
 
@@ -72,7 +73,7 @@ struct ds_range {
   uint64_t id;             /* unique in the process, never reused */
   unsigned access[16];     /* DS_READ | DS_WRITE per device index */
   unsigned handle_types, flags;
-  uint64_t map_start, map_bytes; /* the mapping it is part of: a shared small block */
+  uint64_t map_start, map_bytes; /* the mapping it is part of: a shared block, a pool's chunk */
   void *parent;            /* pool or physical handle */
   int opens;
   bool registered;         /* host range that was registered, not allocated */
@@ -96,7 +97,7 @@ struct ds_block *ds_block_keep(struct ds_block *block);
 void ds_block_drop(struct ds_block *block);
 int ds_file_new(const char *what, uint64_t bytes);
 int ds_hold_fd(int fd, int delta);  /* counts fds the simulator holds, returns fd */
-enum ds_status ds_fetch_fd(int pid, int fd, const uint8_t id[16], int *out);
+enum ds_status ds_fetch_fd(int pid, int fd, uint64_t at, const uint8_t id[16], int *out); /* `at`: of the header */
 
 /* space.c: addresses; the caller holds ds_lock() unless it says otherwise */
 void ds_lock(void);
@@ -105,7 +106,6 @@ void ds_locks_afresh(void); /* the late writer's: whoever held the lock is dead 
 bool ds_is_device_address(uint64_t address); /* takes no lock */
 uint64_t ds_reserve(uint64_t bytes, uint64_t align, uint64_t hint);
 void ds_unreserve(uint64_t start);
-uint64_t ds_reserved_at(uint64_t address, uint64_t *start); /* bytes of the reservation there, 0: none */
 struct ds_range *ds_range_add(const struct ds_range *like);
 void ds_range_remove(struct ds_range *range);
 struct ds_range *ds_find(uint64_t address);
@@ -143,6 +143,7 @@ enum ds_status ds_physical_retain(uint64_t address, struct ds_physical **out);
 enum ds_status ds_physical_info(struct ds_physical *physical, struct ds_device **device, unsigned *types, uint64_t *bytes);
 enum ds_status ds_range_reserve(uint64_t bytes, uint64_t align, uint64_t hint, uint64_t *out);
 enum ds_status ds_range_free(uint64_t start, uint64_t bytes);
+uint64_t ds_range_of(uint64_t address, uint64_t *start); /* bytes of the reservation, 0: none; caller holds the lock */
 enum ds_status ds_map(uint64_t start, uint64_t bytes, struct ds_physical *physical);
 enum ds_status ds_unmap(uint64_t start, uint64_t bytes);
 enum ds_status ds_set_access(uint64_t start, uint64_t bytes, struct ds_device *device, unsigned access);
@@ -155,7 +156,7 @@ enum ds_status ds_pool_default(struct ds_device *device, struct ds_pool **out);
 enum ds_status ds_pool_destroy(struct ds_pool *pool);
 enum ds_status ds_pool_alloc(struct ds_pool *pool, void *owner, uint64_t bytes, uint64_t *out);
 enum ds_status ds_pool_free(uint64_t start);       /* at once; streams queue it */
-enum ds_status ds_pool_can_free(uint64_t start);
+enum ds_status ds_can_free_later(uint64_t start); /* pool memory and classic allocations */
 enum ds_status ds_pool_trim(struct ds_pool *pool, uint64_t keep);
 enum ds_status ds_pool_value(struct ds_pool *pool, enum ds_pool_value which, uint64_t *value, bool set);
 enum ds_status ds_pool_access(struct ds_pool *pool, struct ds_device *device, unsigned *access, bool set);

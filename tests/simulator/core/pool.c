@@ -14,7 +14,7 @@ struct ds_pool {
   struct ds_device *device;
   uint64_t start, limit;
   unsigned handle_types;
-  bool imported, destroyed;
+  bool imported, destroyed, exported;
   int live;
   uint64_t used, used_high, reserved, reserved_high, threshold;
   unsigned access[16];
@@ -30,20 +30,31 @@ _Static_assert(sizeof(struct pointer) == DS_HANDLE_BYTES, "pointer export size")
 enum { POINTER_MAGIC = 0x70747231 };
 
 static struct ds_pool *pools;
+static struct ds_pool *retired; /* kept, so that a stale handle is told from a wild one */
 static struct ds_pool *defaults[16];
 
 static uint64_t round_up(uint64_t value, uint64_t to) { return (value + to - 1) / to * to; }
 
+static bool listed(const struct ds_pool *list, const struct ds_pool *pool) {
+  while (list && list != pool)
+    list = list->next;
+  return list != NULL;
+}
+
+/* Caller holds the lock. */
 static bool valid(const struct ds_pool *pool) {
-  const struct ds_pool *at = pools;
-  while (at && at != pool)
-    at = at->next;
-  return at && !at->destroyed;
+  if (listed(pools, pool))
+    return !pool->destroyed;
+  if (!listed(retired, pool))
+    ds_wild("memory pool");
+  return false;
 }
 
 /* What the pool keeps from the device: what is used, and beyond it up to its threshold. */
 static void account(struct ds_pool *pool, uint64_t keep) {
-  uint64_t needed = round_up(pool->used, DS_BLOCK);
+  uint64_t needed = round_up(pool->used, DS_POOL_CHUNK);
+  if (pool->handle_types)
+    keep = UINT64_MAX; /* what was shared once stays until the pool goes */
   uint64_t kept = pool->reserved < keep ? pool->reserved : keep;
   pool->reserved = needed > kept ? needed : kept;
   if (pool->used > pool->used_high)
@@ -56,7 +67,7 @@ static void account(struct ds_pool *pool, uint64_t keep) {
 
 static enum ds_status adopt(struct ds_block *block, bool imported, struct ds_pool **out) {
   struct ds_pool *pool = calloc(1, sizeof *pool);
-  uint64_t start = pool ? ds_reserve(block->bytes, DS_BLOCK, 0) : 0;
+  uint64_t start = pool ? ds_reserve(block->bytes, DS_POOL_CHUNK, 0) : 0;
   if (!start) {
     free(pool);
     return DS_NOMEM;
@@ -76,7 +87,7 @@ static enum ds_status adopt(struct ds_block *block, bool imported, struct ds_poo
 
 static enum ds_status pool_new(struct ds_device *device, uint64_t max_bytes, unsigned types, struct ds_pool **out) {
   struct ds_block *block = NULL;
-  uint64_t limit = max_bytes ? round_up(max_bytes, DS_BLOCK) : device->memory;
+  uint64_t limit = max_bytes ? round_up(max_bytes, DS_POOL_CHUNK) : device->memory / DS_POOL_CHUNK * DS_POOL_CHUNK;
   if (limit > device->memory)
     return DS_INVALID;
   enum ds_status status = ds_block_new(device, DS_FILE_POOL, limit, &block);
@@ -117,7 +128,8 @@ static void settle(struct ds_pool *pool) {
   *link = pool->next;
   ds_unreserve(pool->start);
   ds_block_drop(pool->block);
-  free(pool);
+  pool->next = retired;
+  retired = pool;
 }
 
 enum ds_status ds_pool_destroy(struct ds_pool *pool) {
@@ -150,7 +162,9 @@ static enum ds_status place(struct ds_pool *pool, void *owner, uint64_t start, u
   struct ds_range range = {.kind = pool->imported ? DS_POOL_IMPORT : DS_POOL, .start = start, .bytes = bytes,
                            .block = pool->block, .offset = start - pool->start, .device = pool->device,
                            .owner = owner, .handle_types = pool->handle_types, .parent = pool,
-                           .map_start = pool->start, .map_bytes = pool->limit, .opens = 1};
+                           .opens = 1};
+  range.map_start = start / DS_POOL_CHUNK * DS_POOL_CHUNK;
+  range.map_bytes = round_up(start + bytes - range.map_start, DS_POOL_CHUNK);
   memcpy(range.access, pool->access, sizeof range.access);
   if (!ds_range_add(&range))
     return DS_NOMEM;
@@ -162,8 +176,13 @@ static enum ds_status place(struct ds_pool *pool, void *owner, uint64_t start, u
 
 enum ds_status ds_pool_alloc(struct ds_pool *pool, void *owner, uint64_t bytes, uint64_t *out) {
   ds_lock();
-  enum ds_status status = !bytes || !valid(pool) || pool->imported ? DS_INVALID : DS_OK;
+  enum ds_status status = !valid(pool) || pool->imported ? DS_INVALID : DS_OK;
   uint64_t size = round_up(bytes, DS_SMALL_ALIGN), start = 0;
+  if (status == DS_OK && !bytes) {
+    ds_unlock();
+    *out = 0;
+    return DS_OK;
+  }
   if (status == DS_OK && !(size <= pool->limit && (start = gap(pool, size))))
     status = DS_NOMEM;
   if (status == DS_OK && (status = place(pool, owner, start, bytes, out)) == DS_OK) {
@@ -175,11 +194,11 @@ enum ds_status ds_pool_alloc(struct ds_pool *pool, void *owner, uint64_t bytes, 
 }
 
 /* Takes the pointer for a free that a stream will carry out: a second one is refused. */
-enum ds_status ds_pool_can_free(uint64_t start) {
+enum ds_status ds_can_free_later(uint64_t start) {
   ds_lock();
   struct ds_range *range = ds_find(start);
-  bool good = range && range->start == start && (range->kind == DS_POOL || range->kind == DS_POOL_IMPORT) &&
-              !range->freeing;
+  bool kind = range && (range->kind == DS_POOL || range->kind == DS_POOL_IMPORT || range->kind == DS_CLASSIC);
+  bool good = kind && range->start == start && !range->freeing;
   if (good)
     range->freeing = true;
   ds_unlock();
@@ -190,7 +209,7 @@ static void give_pages_back(struct ds_pool *pool, uint64_t offset, uint64_t byte
   uint64_t first = round_up(offset, DS_PAGE), end = (offset + bytes) / DS_PAGE * DS_PAGE;
   if (ds_switch(DS_poison_freed))
     memset(pool->block->data + offset, 0xdb, bytes);
-  else if (end > first && !pool->threshold)
+  else if (end > first && !pool->threshold && !pool->handle_types)
     fallocate(pool->block->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)(DS_PAGE + first),
               (off_t)(end - first));
 }
@@ -249,8 +268,8 @@ enum ds_status ds_pool_value(struct ds_pool *pool, enum ds_pool_value which, uin
 enum ds_status ds_pool_access(struct ds_pool *pool, struct ds_device *device, unsigned *access, bool set) {
   ds_lock();
   enum ds_status status = !valid(pool) ? DS_INVALID : !ds_peer(pool->device, device) ? DS_NO_PEER : DS_OK;
-  if (status == DS_OK && set && device == pool->device && *access != (DS_READ | DS_WRITE))
-    status = DS_INVALID; /* its own device always has it */
+  if (status == DS_OK && set && device == pool->device && !*access)
+    status = DS_BAD_DEVICE; /* its own device always has it */
   if (status == DS_OK && set) {
     pool->access[device->index] = *access;
     for (struct ds_range *at = ds_find_next(pool->start); at && at->start < pool->start + pool->limit;
@@ -268,6 +287,8 @@ enum ds_status ds_pool_export(struct ds_pool *pool, int *fd) {
   enum ds_status status = valid(pool) && !pool->imported && (pool->handle_types & 1) ? DS_OK : DS_INVALID;
   if (status == DS_OK && (*fd = fcntl(pool->block->fd, F_DUPFD_CLOEXEC, 3)) < 0)
     status = DS_OS;
+  if (status == DS_OK)
+    pool->exported = true;
   ds_unlock();
   if (status == DS_OK)
     ds_count(DS_C_exports, 1);
@@ -278,12 +299,11 @@ enum ds_status ds_pool_import(int fd, struct ds_pool **out) {
   struct ds_block *block = NULL;
   int own = fcntl(fd, F_DUPFD_CLOEXEC, 3);
   if (own < 0)
-    return errno == EMFILE ? DS_OS : DS_INVALID;
+    return errno == EMFILE ? DS_OS : DS_UNKNOWN;
   ds_lock();
   enum ds_status status = ds_block_from_fd(own, DS_FILE_POOL, &block);
   if (status != DS_OK) {
     close(own);
-    status = status == DS_BAD_HANDLE ? DS_INVALID : status;
   } else if ((status = adopt(block, true, out)) != DS_OK) {
     ds_block_drop(block);
   }
@@ -300,7 +320,8 @@ enum ds_status ds_pool_import(int fd, struct ds_pool **out) {
 enum ds_status ds_pool_export_pointer(uint64_t address, uint8_t out[DS_HANDLE_BYTES]) {
   ds_lock();
   struct ds_range *range = ds_find(address);
-  bool good = range && range->kind == DS_POOL && range->start == address && (range->handle_types & 1);
+  bool good = range && range->kind == DS_POOL && range->start == address && (range->handle_types & 1) &&
+              ((struct ds_pool *)range->parent)->exported;
   if (good) {
     struct pointer pointer = {.magic = POINTER_MAGIC, .offset = range->offset, .bytes = range->bytes};
     memcpy(pointer.pool, range->block->header->id, sizeof pointer.pool);

@@ -101,15 +101,6 @@ void ds_unreserve(uint64_t start) {
     }
 }
 
-uint64_t ds_reserved_at(uint64_t address, uint64_t *start) {
-  for (size_t i = 0; i < span_count; i++)
-    if (address >= spans[i].start && address - spans[i].start < spans[i].bytes) {
-      *start = spans[i].start;
-      return spans[i].bytes;
-    }
-  return 0;
-}
-
 /* Index of the first range that ends above `address`. */
 static size_t lower(uint64_t address) {
   size_t low = 0, high = range_count;

@@ -8,6 +8,7 @@
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ds_stream *streams;
+static struct ds_stream *outlived; /* handles that callers still hold though their context ended */
 static atomic_bool all_stalled;
 
 /* Work items are recycled, never given back: the late writer may still read them. */
@@ -139,6 +140,15 @@ bool ds_stream_exists(const struct ds_stream *wanted) {
   return at != NULL;
 }
 
+bool ds_stream_outlived(const struct ds_stream *wanted) {
+  pthread_mutex_lock(&list_lock);
+  const struct ds_stream *at = outlived;
+  while (at && at != wanted)
+    at = at->next;
+  pthread_mutex_unlock(&list_lock);
+  return at != NULL;
+}
+
 void ds_stream_drop(struct ds_stream *stream) {
   if (atomic_fetch_sub(&stream->refs, 1) == 1)
     free(stream);
@@ -263,8 +273,14 @@ enum ds_status ds_sync_owner(void *owner) {
 }
 
 void ds_destroy_streams(void *owner) {
-  EACH_STREAM(at, owner)
+  EACH_STREAM(at, owner) {
     ds_stream_destroy(at);
+    pthread_mutex_lock(&list_lock);
+    atomic_fetch_add(&at->refs, 1); /* never freed: the handle must not come back as another stream */
+    at->next = outlived;
+    outlived = at;
+    pthread_mutex_unlock(&list_lock);
+  }
 }
 
 void ds_streams_kick(void) {

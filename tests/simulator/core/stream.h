@@ -71,6 +71,7 @@ struct ds_stream_wish {
 };
 enum ds_status ds_stream_new(const struct ds_stream_wish *wish, struct ds_stream **out);
 bool ds_stream_exists(const struct ds_stream *stream);
+bool ds_stream_outlived(const struct ds_stream *stream); /* its context ended before it was destroyed */
 enum ds_status ds_stream_destroy(struct ds_stream *stream);
 struct ds_op *ds_op_new(enum ds_work work);
 enum ds_status ds_submit(struct ds_stream *stream, struct ds_op *op, uint64_t *ticket);
@@ -91,7 +92,8 @@ void ds_drain_waits(void); /* blocks while a value wait that is pending now is n
 enum ds_status ds_check_copy(const struct ds_copy *copy);
 enum ds_status ds_check_span(uint64_t address, uint64_t bytes, unsigned access);
 enum ds_status ds_check_value(uint64_t address, int size);
-bool ds_reaches_pageable(uint64_t address);
+enum ds_place { DS_AT_DEVICE, DS_AT_PINNED, DS_AT_PAGEABLE };
+enum ds_place ds_place_of(uint64_t address);
 void ds_run(struct ds_stream *stream, struct ds_op *op);
 enum ds_status ds_run_copy(const struct ds_copy *copy, void *staged);
 enum ds_status ds_run_fill(const struct ds_op *op);
@@ -99,6 +101,7 @@ bool ds_value_holds(const struct ds_op *op, uint64_t now);
 enum ds_status ds_value_word(const struct ds_op *op, uint64_t *now, bool write);
 
 /* event.c */
+void ds_events_start(void);
 enum { DS_EVENT_BLOCKING = 1, DS_EVENT_NO_TIMING = 2, DS_EVENT_SHARED = 4 };
 enum ds_status ds_event_new(struct ds_device *device, void *owner, unsigned flags, struct ds_event **out);
 bool ds_event_exists(const struct ds_event *event);

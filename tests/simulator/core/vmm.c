@@ -23,7 +23,8 @@ struct reservation {
   uint64_t start, bytes;
 };
 
-static struct ds_physical *all; /* with holders or maps */
+static struct ds_physical *all;     /* with holders or maps */
+static struct ds_physical *retired; /* kept, so that a stale handle is told from a wild one */
 static struct reservation *reservations;
 
 /* Caller holds the lock; a handle without holders is no handle. */
@@ -34,6 +35,15 @@ static bool valid(const struct ds_physical *physical) {
   return false;
 }
 
+static bool was(const struct ds_physical *physical) {
+  const struct ds_physical *at = retired;
+  while (at && at != physical)
+    at = at->next;
+  for (const struct ds_physical *one = all; !at && one; one = one->next)
+    at = one == physical ? one : NULL;
+  return at != NULL;
+}
+
 static void settle(struct ds_physical *physical) {
   if (physical->holders || physical->maps)
     return;
@@ -42,7 +52,9 @@ static void settle(struct ds_physical *physical) {
     link = &(*link)->next;
   *link = physical->next;
   ds_block_drop(physical->block);
-  free(physical);
+  physical->block = NULL;
+  physical->next = retired;
+  retired = physical;
 }
 
 static enum ds_status adopt(struct ds_block *block, int lazy_fd, struct ds_device *device, uint64_t bytes,
@@ -85,22 +97,21 @@ enum ds_status ds_physical_import(int fd, struct ds_physical **out) {
   struct ds_block *block = NULL;
   int own = fcntl(fd, F_DUPFD_CLOEXEC, 3);
   if (own < 0)
-    return errno == EMFILE ? DS_OS : DS_INVALID;
+    return errno == EMFILE ? DS_OS : DS_UNKNOWN;
   enum ds_status status = ds_block_from_fd(own, DS_FILE_PHYSICAL, &block);
   if (status != DS_OK) {
     close(own);
-    return status == DS_BAD_HANDLE ? DS_INVALID : status;
+    return status;
   }
   struct ds_device *device = block->device;
   uint64_t bytes = block->bytes;
-  unsigned types = block->header->handle_types;
   bool lazy = ds_switch(DS_fd_mode) == 2;
   if (lazy) {
     ds_block_drop(block);
     block = NULL;
   }
   ds_lock();
-  status = adopt(block, lazy ? fd : -1, device, bytes, types, out);
+  status = adopt(block, lazy ? fd : -1, device, bytes, 0, out); /* an imported handle cannot be exported again */
   ds_unlock();
   if (status != DS_OK) {
     ds_block_drop(block);
@@ -129,12 +140,14 @@ enum ds_status ds_physical_export(struct ds_physical *physical, unsigned type, i
 
 enum ds_status ds_physical_release(struct ds_physical *physical) {
   ds_lock();
-  bool good = valid(physical);
+  bool good = valid(physical), known = good || was(physical);
   if (good && --physical->holders == 0) {
     ds_count(DS_C_live_physical, -1);
     settle(physical);
   }
   ds_unlock();
+  if (!known)
+    ds_wild("physical memory handle");
   return good ? DS_OK : DS_INVALID;
 }
 
@@ -214,6 +227,14 @@ static bool inside(uint64_t start, uint64_t bytes, struct reservation *out) {
   return false;
 }
 
+uint64_t ds_range_of(uint64_t address, uint64_t *start) {
+  struct reservation room;
+  if (!inside(address, 1, &room))
+    return 0;
+  *start = room.start;
+  return room.bytes;
+}
+
 static enum ds_status load_lazy(struct ds_physical *physical) {
   if (physical->block)
     return DS_OK;
@@ -236,7 +257,9 @@ static void drop_map(struct ds_range *range) {
 
 static enum ds_status map(uint64_t start, uint64_t bytes, struct ds_physical *physical) {
   struct reservation room;
-  if (!valid(physical) || bytes != physical->bytes || start % DS_BLOCK || !inside(start, bytes, &room))
+  if (bytes != physical->bytes)
+    return DS_UNSUPPORTED;
+  if (start % DS_BLOCK || !inside(start, bytes, &room))
     return DS_INVALID;
   if (anything_in(start, bytes) && !ds_switch(DS_map_live))
     return DS_INVALID;
@@ -259,8 +282,11 @@ static enum ds_status map(uint64_t start, uint64_t bytes, struct ds_physical *ph
 
 enum ds_status ds_map(uint64_t start, uint64_t bytes, struct ds_physical *physical) {
   ds_lock();
-  enum ds_status status = map(start, bytes, physical);
+  bool known = valid(physical);
+  enum ds_status status = known ? map(start, bytes, physical) : DS_INVALID;
   ds_unlock();
+  if (!known)
+    ds_wild("physical memory handle");
   return status;
 }
 
@@ -275,12 +301,19 @@ static bool covered(uint64_t start, uint64_t bytes) {
   return bytes > 0;
 }
 
+/* Holes may be unmapped, mappings may not be cut. */
+static bool uncut(uint64_t start, uint64_t bytes) {
+  struct reservation room;
+  if (!bytes || !inside(start, bytes, &room))
+    return false;
+  struct ds_range *first = ds_find(start), *last = ds_find(start + bytes - 1);
+  return (!first || first->start == start) && (!last || last->start + last->bytes == start + bytes);
+}
+
 enum ds_status ds_unmap(uint64_t start, uint64_t bytes) {
   ds_lock();
-  bool good = covered(start, bytes);
-  for (uint64_t at = start; good && at < start + bytes;) {
-    struct ds_range *range = ds_find(at);
-    at += range->bytes;
+  bool good = uncut(start, bytes);
+  for (struct ds_range *range; good && (range = ds_find_next(start)) && range->start < start + bytes;) {
     if (((struct ds_physical *)range->parent)->imported) {
       ds_count(DS_C_live_mappings, -1);
       ds_count(DS_C_closes, 1);

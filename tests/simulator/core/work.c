@@ -73,11 +73,16 @@ enum ds_status ds_check_copy(const struct ds_copy *copy) {
                        DS_READ);
 }
 
-bool ds_reaches_pageable(uint64_t address) {
+enum ds_place ds_place_of(uint64_t address) {
   ds_lock();
-  bool known = ds_is_device_address(address) || ds_find(address) || ds_find_host(address, 1);
+  struct ds_range *range = ds_find(address);
+  enum ds_place place = ds_is_device_address(address) ? DS_AT_DEVICE : DS_AT_PAGEABLE;
+  if (range && range->kind != DS_HOST)
+    place = DS_AT_DEVICE;
+  else if (range || ds_find_host(address, 1))
+    place = DS_AT_PINNED;
   ds_unlock();
-  return !known;
+  return place;
 }
 
 enum ds_status ds_check_value(uint64_t address, int size) {
@@ -85,7 +90,8 @@ enum ds_status ds_check_value(uint64_t address, int size) {
     return DS_INVALID;
   ds_lock();
   struct ds_range *range = ds_find(address);
-  bool good = range && range->kind != DS_MANAGED && range->start + range->bytes - address >= (uint64_t)size;
+  bool pooled = range && (range->kind == DS_POOL || range->kind == DS_POOL_IMPORT);
+  bool good = range && !pooled && range->kind != DS_MANAGED && range->start + range->bytes - address >= (uint64_t)size;
   ds_unlock();
   return good ? DS_OK : DS_INVALID;
 }
@@ -285,7 +291,10 @@ static enum ds_status run(struct ds_stream *stream, struct ds_op *op) {
       ds_count(DS_C_launches, 1);
       ds_sleep_us(ds_switch(DS_kernel_us));
       return DS_OK;
-    case DS_FREE_POINTER: return ds_pool_free(op->address);
+    case DS_FREE_POINTER:
+      if (ds_pool_free(op->address) != DS_OK)
+        ds_free(op->address);
+      return DS_OK;
   }
   return DS_OK;
 }

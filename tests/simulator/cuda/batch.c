@@ -20,10 +20,13 @@ static int check_attributes(const CUmemcpyAttributes *attributes, const size_t *
   return CU_OK;
 }
 
-static void submit(struct ds_stream *stream, const struct ds_copy *copy) {
+static int submit(struct ds_stream *stream, const struct ds_copy *copy) {
   struct ds_op *op = ds_op_new(DS_COPY);
+  uint64_t ticket;
+  bool waits = cu_copy_waits(copy);
   op->copy = *copy;
-  ds_submit(stream, op, NULL);
+  ds_submit(stream, op, &ticket);
+  return waits ? cu_code(ds_wait_ticket(stream, ticket), stream->device) : CU_OK;
 }
 
 /* A batch has no order: it runs from the last item to the first, so that nobody relies on one. */
@@ -49,7 +52,7 @@ static int linear_batch(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, siz
     return code;
   for (size_t i = count; i-- > 0;) {
     struct ds_copy copy = {.dst = dsts[i], .src = srcs[i], .width = sizes[i], .height = 1, .depth = 1};
-    submit(stream, &copy);
+    TRY(submit(stream, &copy));
   }
   return CU_OK;
 }
@@ -102,7 +105,7 @@ static int box_batch(size_t count, CUDA_MEMCPY3D_BATCH_OP *items, size_t *failed
     return code;
   for (size_t i = count; i-- > 0;) {
     TRY(to_copy(&items[i], &copy));
-    submit(stream, &copy);
+    TRY(submit(stream, &copy));
   }
   return CU_OK;
 }
@@ -135,8 +138,6 @@ static int fill(CUstream handle, CUdeviceptr dst, size_t pitch, uint64_t value, 
   if (!known)
     return CU_INVALID_VALUE;
   TRY(cu_code(ds_check_span(dst, (height - 1) * pitch + bytes, DS_WRITE), stream->device));
-  if (wait)
-    TRY(cu_not_capturing());
   if (cu_capturing(stream, &code))
     return code;
   struct ds_op *op = ds_op_new(DS_FILL);

@@ -61,15 +61,23 @@ struct context *cu_current_or_null(void) {
   return ds_switch(DS_need_context) ? NULL : any_live();
 }
 
-int cu_current(struct context **out) {
+int cu_current_even_dead(struct context **out) {
   TRY(cu_initialized());
-  struct context *context = cu_current_or_null();
-  if (!context)
-    return CU_INVALID_CONTEXT;
-  if (context->dead)
+  *out = cu_current_or_null();
+  return *out ? CU_OK : CU_INVALID_CONTEXT;
+}
+
+int cu_current(struct context **out) {
+  TRY(cu_current_even_dead(out));
+  if ((*out)->dead)
     return CU_CONTEXT_IS_DESTROYED;
-  *out = context;
-  return atomic_load(&context->device->lost);
+  return atomic_load(&(*out)->device->lost);
+}
+
+int cu_demanded(void) {
+  struct context *unused = NULL;
+  TRY(cu_initialized());
+  return ds_switch(DS_need_context) > 1 ? cu_current(&unused) : CU_OK;
 }
 
 static void end(struct context *context) {
@@ -217,6 +225,8 @@ API(cuCtxGetCurrent, 4000, cuCtxGetCurrent, (CUcontext *out), (out)) {
 
 API(cuCtxPushCurrent, 4000, cuCtxPushCurrent_v2, (CUcontext context), (context)) {
   TRY(cu_initialized());
+  if (!context)
+    return CU_INVALID_VALUE;
   TRY(check(context));
   if (depth == DEPTH)
     return CU_OUT_OF_MEMORY;
@@ -236,7 +246,7 @@ API(cuCtxPopCurrent, 4000, cuCtxPopCurrent_v2, (CUcontext *out), (out)) {
 
 API(cuCtxGetDevice, 2000, cuCtxGetDevice, (CUdevice *out), (out)) {
   struct context *context = NULL;
-  TRY(cu_current(&context));
+  TRY(cu_current_even_dead(&context));
   if (!out)
     return CU_INVALID_VALUE;
   *out = context->device->index;
@@ -245,8 +255,9 @@ API(cuCtxGetDevice, 2000, cuCtxGetDevice, (CUdevice *out), (out)) {
 
 API(cuCtxGetDevice, 13000, cuCtxGetDevice_v2, (CUdevice *out, CUcontext context), (out, context)) {
   if (!context)
-    TRY(cu_current(&context));
-  TRY(check(context));
+    TRY(cu_current_even_dead(&context));
+  if (!cu_context_exists(context))
+    return CU_INVALID_CONTEXT;
   if (!out)
     return CU_INVALID_VALUE;
   *out = context->device->index;
@@ -279,7 +290,7 @@ API(cuCtxGetApiVersion, 3020, cuCtxGetApiVersion, (CUcontext context, unsigned *
 }
 
 static int synchronize(struct context *context) {
-  TRY(cu_not_capturing());
+  TRY(cu_no_capture_in(context));
   return cu_code(ds_sync_owner(context), context->device);
 }
 

@@ -14,20 +14,26 @@ static bool is_device(CUdeviceptr address) {
   return known;
 }
 
-/* Pageable sources are read before the call returns; a pageable target is written before it returns. */
+/* Pageable sources are read before the call returns, pageable targets are written before it
+ * returns, and a copy from host to host is carried out by the caller when its turn comes. */
 static int submit(struct ds_stream *stream, const struct ds_copy *copy, bool wait) {
   struct ds_op *op = ds_op_new(DS_COPY);
   uint64_t ticket;
-  bool from_pageable = ds_reaches_pageable(copy->src);
+  enum ds_place from = ds_place_of(copy->src), to = ds_place_of(copy->dst);
   op->copy = *copy;
-  if (from_pageable && copy->height == 1 && copy->depth == 1 && copy->width <= STAGED) {
+  if (from == DS_AT_PAGEABLE && copy->height == 1 && copy->depth == 1 && copy->width <= STAGED) {
     op->staged = malloc(copy->width);
     if (op->staged)
       memcpy(op->staged, (const void *)copy->src, copy->width);
   }
-  wait = wait || (from_pageable && !op->staged) || ds_reaches_pageable(copy->dst);
+  wait = wait || (from == DS_AT_PAGEABLE && !op->staged) || to == DS_AT_PAGEABLE || cu_copy_waits(copy);
   ds_submit(stream, op, &ticket);
   return wait ? cu_code(ds_wait_ticket(stream, ticket), stream->device) : CU_OK;
+}
+
+bool cu_copy_waits(const struct ds_copy *copy) {
+  return ds_switch(DS_host_copy_waits) && ds_place_of(copy->src) != DS_AT_DEVICE &&
+         ds_place_of(copy->dst) != DS_AT_DEVICE;
 }
 
 static int run(CUstream handle, const struct ds_copy *copy, int rules) {
@@ -39,8 +45,6 @@ static int run(CUstream handle, const struct ds_copy *copy, int rules) {
   if ((rules & MUST_DST_DEVICE && !is_device(copy->dst)) || (rules & MUST_SRC_DEVICE && !is_device(copy->src)))
     return CU_INVALID_VALUE;
   TRY(cu_code(ds_check_copy(copy), stream->device));
-  if (rules & WAIT)
-    TRY(cu_not_capturing());
   if (cu_capturing(stream, &code))
     return code;
   return submit(stream, copy, rules & WAIT);
@@ -146,7 +150,7 @@ static int copy_3d(CUstream stream, const CUDA_MEMCPY3D *p, int rules) {
   size_t src_pitch = p->srcPitch ? p->srcPitch : p->srcXInBytes + p->WidthInBytes;
   size_t dst_height = p->dstHeight ? p->dstHeight : p->dstY + p->Height;
   size_t src_height = p->srcHeight ? p->srcHeight : p->srcY + p->Height;
-  if (!dst || !src || p->dstLOD || p->srcLOD || p->dstXInBytes + p->WidthInBytes > dst_pitch ||
+  if (!dst || !src || p->dstXInBytes + p->WidthInBytes > dst_pitch ||
       p->srcXInBytes + p->WidthInBytes > src_pitch || (p->Depth > 1 && (p->dstY + p->Height > dst_height ||
                                                                         p->srcY + p->Height > src_height)))
     return CU_INVALID_VALUE;

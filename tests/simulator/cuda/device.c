@@ -104,15 +104,14 @@ static bool lie(int attribute, int *value) {
   return false;
 }
 
-int cu_attribute(int *value, int attribute, struct ds_device *device) {
+static int answer(int *value, int attribute, struct ds_device *device) {
   static const struct {
     int attribute, value;
   } fixed[] = {{1, 1024}, {2, 1024}, {3, 1024}, {4, 64}, {5, 2147483647}, {6, 65535}, {7, 65535}, {8, 49152},
                {10, 32}, {11, 2147483647}, {12, 65536}, {13, 1980000}, {14, 512}, {15, 1}, {16, 132}, {17, 0}, {18, 0},
                {19, 1}, {31, 1}, {32, 1}, {34, 0}, {35, 0}, {38, 62914560}, {39, 2048}, {40, 3}, {41, 1}, {50, 0},
-               {75, 9}, {76, 0}, {78, 1}, {83, 1}, {86, 0}, {88, 0}, {89, 1}, {90, 1}, {92, 1}, {93, 1}, {94, 1},
-               {95, 1}, {98, 1}, {100, 0}, {101, 0}, {104, 0}, {105, 0}, {110, 1}, {113, 1}, {114, 1}, {116, 1},
-               {117, 1}, {118, 100}, {123, 1}, {124, 1}, {127, 1}, {132, 0}, {133, 0}, {134, 0}, {145, 1}};
+               {75, 9}, {76, 0}, {78, 1}, {83, 1}, {86, 0}, {88, 0}, {89, 1}, {90, 1}, {95, 1}, {100, 0}, {101, 0},
+               {104, 0}, {105, 0}, {110, 1}, {113, 1}, {114, 1}, {116, 1}, {117, 1}, {118, 100}, {123, 1}, {124, 1}, {127, 1}, {132, 0}, {133, 0}, {134, 0}, {145, 1}};
   if (!value || attribute <= 0 || attribute > 161)
     return CU_INVALID_VALUE;
   if (lie(attribute, value))
@@ -125,14 +124,14 @@ int cu_attribute(int *value, int attribute, struct ds_device *device) {
     case 20: *value = (int)ds_switch(DS_compute_mode); break;
     case 33: *value = 0x40 + device->physical; break;
     case 91: *value = ds_switch(DS_host_pointer) != 0; break;
-    case 92: case 93: case 94: case 122: case 123: *value = ds_switch(DS_memops) != 0; break;
+    case 122: case 123: *value = ds_switch(DS_memops) != 0; break;
     case 99: *value = 1; break;
     case 102: *value = ds_switch(DS_vmm) != 0; break;
     case 103: *value = ds_switch(DS_vmm) && ds_switch(DS_fd_handles); break;
     case 115: *value = ds_switch(DS_pools) != 0; break;
-    case 119: *value = ds_switch(DS_pools) ? CU_MEM_HANDLE_FD : 0; break;
+    case 119: *value = ds_switch(DS_pools) ? CU_MEM_HANDLE_FD | CU_MEM_HANDLE_FABRIC : 0; break;
     case 125: *value = ds_switch(DS_ipc_events) != 0; break;
-    case 128: *value = ds_switch(DS_fabric) == 1; break;
+    case 128: *value = ds_switch(DS_fabric) != 2; break; /* claimed where create is not permitted, too */
     default: break;
   }
   return CU_OK;
@@ -142,7 +141,7 @@ API(cuDeviceGetAttribute, 2000, cuDeviceGetAttribute, (int *value, int attribute
     (value, attribute, ordinal)) {
   struct ds_device *device = NULL;
   TRY(cu_device(ordinal, &device));
-  return cu_attribute(value, attribute, device);
+  return answer(value, attribute, device);
 }
 
 API(cuDeviceComputeCapability, 2000, cuDeviceComputeCapability, (int *major, int *minor, CUdevice ordinal),

@@ -1,10 +1,13 @@
 /* Events. */
 #include "front.h"
 
-static int find(CUevent event, struct context **context) {
-  TRY(cu_current(context));
-  if (!event || !ds_event_exists(event))
+/* An event brings its context along; a destroyed one is known to be gone. */
+static int find(CUevent event) {
+  TRY(cu_demanded());
+  if (!event)
     return CU_INVALID_HANDLE;
+  if (!ds_event_exists(event))
+    return CU_CONTEXT_IS_DESTROYED;
   return atomic_load(&ds_event_device(event)->lost);
 }
 
@@ -18,17 +21,15 @@ API(cuEventCreate, 2000, cuEventCreate, (CUevent *out, unsigned flags), (out, fl
 }
 
 API(cuEventDestroy, 4000, cuEventDestroy_v2, (CUevent event), (event)) {
-  struct context *context = NULL;
-  TRY(find(event, &context));
-  return cu_code(ds_event_destroy(event), context->device);
+  TRY(find(event));
+  return cu_code(ds_event_destroy(event), NULL);
 }
 
 static int record(CUevent event, CUstream handle) {
-  struct context *context = NULL;
   struct ds_stream *stream = NULL;
   int code = CU_OK;
   TRY(cu_stream(handle, &stream));
-  TRY(find(event, &context));
+  TRY(find(event));
   if (cu_capturing(stream, &code))
     return code;
   if (ds_event_owner(event) != stream->owner)
@@ -42,16 +43,21 @@ API(cuEventRecord, 2000, cuEventRecord, (CUevent event, CUstream stream), (event
 
 API(cuEventRecordWithFlags, 11010, cuEventRecordWithFlags, (CUevent event, CUstream stream, unsigned flags),
     (event, stream, flags)) {
-  return flags > 1 ? CU_INVALID_VALUE : record(event, stream);
+  struct ds_stream *found = NULL;
+  if (flags > 1)
+    return CU_INVALID_VALUE;
+  TRY(cu_stream(stream, &found));
+  if (flags && !found->capture)
+    return CU_ILLEGAL_STATE; /* an external record is for graphs */
+  return record(event, stream);
 }
 
 API(cuStreamWaitEvent, 3020, cuStreamWaitEvent, (CUstream handle, CUevent event, unsigned flags),
     (handle, event, flags)) {
-  struct context *context = NULL;
   struct ds_stream *stream = NULL;
   int code = CU_OK;
   TRY(cu_stream(handle, &stream));
-  TRY(find(event, &context));
+  TRY(find(event));
   if (flags > 1)
     return CU_INVALID_VALUE;
   if (cu_capturing(stream, &code))
@@ -60,26 +66,23 @@ API(cuStreamWaitEvent, 3020, cuStreamWaitEvent, (CUstream handle, CUevent event,
 }
 
 API(cuEventQuery, 2000, cuEventQuery, (CUevent event), (event)) {
-  struct context *context = NULL;
-  TRY(find(event, &context));
+  TRY(find(event));
   TRY(cu_not_capturing());
   return cu_code(ds_event_query(event), ds_event_device(event));
 }
 
 API(cuEventSynchronize, 2000, cuEventSynchronize, (CUevent event), (event)) {
-  struct context *context = NULL;
-  TRY(find(event, &context));
+  TRY(find(event));
   TRY(cu_not_capturing());
   return cu_code(ds_event_sync(event), ds_event_device(event));
 }
 
 static int elapsed(float *ms, CUevent from, CUevent to) {
-  struct context *context = NULL;
-  TRY(find(from, &context));
-  TRY(find(to, &context));
+  TRY(find(from));
+  TRY(find(to));
   if (!ms)
     return CU_INVALID_VALUE;
-  return cu_code(ds_event_elapsed(from, to, ms), context->device);
+  return cu_code(ds_event_elapsed(from, to, ms), ds_event_device(from));
 }
 
 API(cuEventElapsedTime, 2000, cuEventElapsedTime, (float *ms, CUevent from, CUevent to), (ms, from, to)) {

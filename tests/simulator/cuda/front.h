@@ -42,13 +42,16 @@ struct context {
 
 int cu_code(enum ds_status status, const struct ds_device *device);
 int cu_initialized(void);
+int cu_demanded(void);                        /* whether a switch demands a context where hardware does not */
 int cu_current(struct context **out);         /* the live current context, or why there is none */
 int cu_device(int ordinal, struct ds_device **out);
 struct context *cu_primary(struct ds_device *device);
 struct context *cu_current_or_null(void);
+int cu_current_even_dead(struct context **out);
+void cu_settle(void *owner);                  /* blocks as a free does: for value waits and an owner's queued work */
 bool cu_context_exists(const struct context *context);
 int cu_stream(CUstream handle, struct ds_stream **out); /* default handles resolved, existence checked */
 int cu_not_capturing(void);                   /* refuses what an active capture forbids, breaking it */
+int cu_no_capture_in(struct context *context); /* refuses whatever the captures' modes are */
 bool cu_capturing(struct ds_stream *stream, int *code); /* true: only record; *code is the result */
-int cu_name_of(struct ds_device *device, char *out, int size);
-int cu_attribute(int *value, int attribute, struct ds_device *device);
+bool cu_copy_waits(const struct ds_copy *copy); /* host to host: it blocks its caller */

@@ -40,6 +40,7 @@ int cu_code(enum ds_status status, const struct ds_device *device) {
       [DS_OS] = CU_OPERATING_SYSTEM,
       [DS_ILLEGAL_ADDRESS] = CU_ILLEGAL_ADDRESS,
       [DS_LOST] = CU_UNKNOWN,
+      [DS_UNKNOWN] = CU_UNKNOWN,
   };
   if (status == DS_LOST && device)
     return atomic_load(&((struct ds_device *)device)->lost);
@@ -95,6 +96,7 @@ API(cuInit, 2000, cuInit, (unsigned flags), (flags)) {
   pthread_once(&once, apply_visible);
   if (!ds_device_count())
     return CU_NO_DEVICE;
+  ds_events_start();
   ds_late_start();
   atomic_store(&initialized, true);
   return CU_OK;

@@ -32,19 +32,17 @@ API(cuIpcOpenMemHandle, 11000, cuIpcOpenMemHandle_v2, (CUdeviceptr *out, CUhandl
 API(cuIpcCloseMemHandle, 4010, cuIpcCloseMemHandle, (CUdeviceptr pointer), (pointer)) {
   struct context *context = NULL;
   TRY(cu_current(&context));
-  ds_drain_waits();
-  if (ds_switch(DS_drain) > 1)
-    ds_sync_owner(context);
+  cu_settle(context);
   return cu_code(ds_close(pointer), context->device);
 }
 
 API(cuIpcGetEventHandle, 4010, cuIpcGetEventHandle, (CUhandle64 *handle, CUevent event), (handle, event)) {
   struct context *context = NULL;
   TRY(cu_current(&context));
-  if (!handle)
+  if (!handle || !event)
     return CU_INVALID_VALUE;
-  if (!event || !ds_event_exists(event))
-    return CU_INVALID_HANDLE;
+  if (!ds_event_exists(event))
+    return CU_CONTEXT_IS_DESTROYED;
   return cu_code(ds_event_export(event, handle->bytes), context->device);
 }
 

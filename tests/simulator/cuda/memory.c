@@ -4,10 +4,17 @@
 #include <string.h>
 
 /* Freeing waits for the queued work of the context, as the driver does. */
-static void settle(struct context *context) {
+void cu_settle(void *owner) {
   ds_drain_waits();
-  if (ds_switch(DS_drain) > 1)
-    ds_sync_owner(context);
+  if (ds_switch(DS_drain) > 1 && owner)
+    ds_sync_owner(owner);
+}
+
+/* Calls that take a context from what they are given, yet fail under a dead or lost one. */
+static int healthy(void) {
+  struct context *context = NULL;
+  TRY(cu_demanded());
+  return cu_current_or_null() ? cu_current(&context) : CU_OK;
 }
 
 API(cuMemAlloc, 3020, cuMemAlloc_v2, (CUdeviceptr *out, size_t bytes), (out, bytes)) {
@@ -28,17 +35,17 @@ API(cuMemAllocManaged, 6000, cuMemAllocManaged, (CUdeviceptr *out, size_t bytes,
 }
 
 API(cuMemFree, 3020, cuMemFree_v2, (CUdeviceptr pointer), (pointer)) {
-  struct context *context = NULL;
-  TRY(cu_current(&context));
+  TRY(healthy());
   if (!pointer)
     return CU_OK;
   TRY(cu_not_capturing());
-  settle(context);
   ds_lock();
   struct ds_range *range = ds_find(pointer);
   bool pooled = range && range->kind == DS_POOL && range->start == pointer;
+  void *owner = range ? range->owner : NULL;
   ds_unlock();
-  return cu_code(pooled ? ds_pool_free(pointer) : ds_free(pointer), context->device);
+  cu_settle(owner ? owner : cu_current_or_null());
+  return cu_code(pooled ? ds_pool_free(pointer) : ds_free(pointer), NULL);
 }
 
 static int host_alloc(void **out, size_t bytes, unsigned flags) {
@@ -46,6 +53,9 @@ static int host_alloc(void **out, size_t bytes, unsigned flags) {
   TRY(cu_current(&context));
   if (!out || flags > 7)
     return CU_INVALID_VALUE;
+  *out = NULL;
+  if (!bytes)
+    return CU_OK;
   return cu_code(ds_host_alloc(context, bytes, flags, out), context->device);
 }
 
@@ -60,7 +70,9 @@ API(cuMemAllocHost, 3020, cuMemAllocHost_v2, (void **out, size_t bytes), (out, b
 API(cuMemFreeHost, 2000, cuMemFreeHost, (void *pointer), (pointer)) {
   struct context *context = NULL;
   TRY(cu_current(&context));
-  settle(context);
+  if (!pointer)
+    return CU_OK;
+  cu_settle(context);
   return cu_code(ds_host_free(pointer), context->device);
 }
 
@@ -74,12 +86,19 @@ API(cuMemHostRegister, 6050, cuMemHostRegister_v2, (void *pointer, size_t bytes,
 }
 
 API(cuMemHostUnregister, 4000, cuMemHostUnregister, (void *pointer), (pointer)) {
-  struct context *context = NULL;
-  TRY(cu_current(&context));
+  TRY(healthy());
   if (!pointer)
     return CU_INVALID_VALUE;
-  settle(context);
-  return cu_code(ds_host_unregister(pointer), context->device);
+  ds_lock();
+  struct ds_range *range = ds_find_host((uint64_t)pointer, 1);
+  bool whole = range && range->host == pointer && range->registered;
+  bool other = range ? !whole : ds_find((uint64_t)pointer) != NULL;
+  void *owner = range ? range->owner : NULL;
+  ds_unlock();
+  if (other)
+    return CU_INVALID_VALUE; /* known memory, but no registered base */
+  cu_settle(owner);
+  return cu_code(ds_host_unregister(pointer), NULL);
 }
 
 API(cuMemHostGetDevicePointer, 3020, cuMemHostGetDevicePointer_v2, (CUdeviceptr *out, void *pointer, unsigned flags),
@@ -123,11 +142,12 @@ API(cuMemGetAddressRange, 3020, cuMemGetAddressRange_v2, (CUdeviceptr *base, siz
   return range ? CU_OK : CU_NOT_FOUND;
 }
 
-/* The kinds that a question about one attribute answers; sizes as the bindings read them. */
+/* Answers about one pointer, in the sizes that the bindings read. */
 static int answer(const struct ds_range *range, int attribute, uint64_t pointer, void *out) {
-  bool host = range->kind == DS_HOST;
-  bool device = !host;
-  uint64_t at = pointer - range->start;
+  bool host = range->kind == DS_HOST, pooled = range->kind == DS_POOL || range->kind == DS_POOL_IMPORT;
+  uint64_t start = range->start, bytes = range->bytes, number = range->block ? range->block->number : range->id;
+  if (range->kind == DS_VMM)
+    bytes = ds_range_of(pointer, &start); /* the reservation; the mapping is the chunk */
   switch (attribute) {
     case 1: *(void **)out = range->owner; return CU_OK;
     case 2: *(unsigned *)out = host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE; return CU_OK;
@@ -135,29 +155,30 @@ static int answer(const struct ds_range *range, int attribute, uint64_t pointer,
     case 4:
       if (!host && range->kind != DS_MANAGED)
         return CU_INVALID_VALUE;
-      *(uint64_t *)out = host ? (uint64_t)range->host + at : pointer;
+      *(uint64_t *)out = host ? (uint64_t)range->host + (pointer - range->start) : pointer;
       return CU_OK;
-    case 6: *(unsigned *)out = 0; return CU_OK;
+    case 6: *(unsigned *)out = !host; return CU_OK;
     case 7: *(uint64_t *)out = range->id; return CU_OK;
     case 8: *(unsigned *)out = range->kind == DS_MANAGED; return CU_OK;
     case 9: *(int *)out = range->device ? range->device->index : 0; return CU_OK;
     case 10: *(unsigned *)out = range->kind == DS_CLASSIC && ds_switch(DS_ipc); return CU_OK;
-    case 11: *(uint64_t *)out = range->start; return CU_OK;
-    case 12: *(uint64_t *)out = range->bytes; return CU_OK;
+    case 11: *(uint64_t *)out = start; return CU_OK;
+    case 12: *(uint64_t *)out = bytes; return CU_OK;
     case 13: *(unsigned *)out = 1; return CU_OK;
     case 14: *(uint64_t *)out = range->handle_types; return CU_OK;
-    case 15: *(unsigned *)out = device && range->kind != DS_MANAGED; return CU_OK;
+    case 15: *(unsigned *)out = range->kind == DS_CLASSIC; return CU_OK;
     case 16: *(unsigned *)out = 3; return CU_OK;
-    case 17: *(void **)out = range->kind == DS_POOL || range->kind == DS_POOL_IMPORT ? range->parent : NULL; return CU_OK;
+    case 17: *(void **)out = pooled ? range->parent : NULL; return CU_OK;
     case 18: *(uint64_t *)out = range->map_bytes; return CU_OK;
     case 19: *(uint64_t *)out = range->map_start; return CU_OK;
-    case 20: *(uint64_t *)out = range->id; return CU_OK;
+    case 20: *(uint64_t *)out = number; return CU_OK;
+    case 21: *(unsigned *)out = range->kind == DS_CLASSIC; return CU_OK;
     default: return CU_INVALID_VALUE;
   }
 }
 
 static int attribute_of(void *out, int attribute, CUdeviceptr pointer) {
-  if (!out || attribute < 1 || attribute > 20)
+  if (!out || attribute < 1 || attribute > 21)
     return CU_INVALID_VALUE;
   ds_lock();
   struct ds_range *range = ds_find(pointer);
@@ -179,7 +200,6 @@ static void blank(void *out, int attribute) {
     case 1: case 3: case 4: case 7: case 11: case 12: case 14: case 17: case 18: case 19: case 20:
       *(uint64_t *)out = 0;
       break;
-    case 9: *(int *)out = -2; break;
     default: *(unsigned *)out = 0; break;
   }
 }
@@ -190,7 +210,7 @@ API(cuPointerGetAttributes, 7000, cuPointerGetAttributes,
   if (!n || !attributes || !out)
     return CU_INVALID_VALUE;
   for (unsigned i = 0; i < n; i++) {
-    if (attributes[i] < 1 || attributes[i] > 20 || !out[i])
+    if (attributes[i] < 1 || attributes[i] > 21 || !out[i])
       return CU_INVALID_VALUE;
     if (attribute_of(out[i], attributes[i], pointer) != CU_OK)
       blank(out[i], attributes[i]);

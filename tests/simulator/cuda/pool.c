@@ -15,9 +15,10 @@ API(cuMemPoolCreate, 11020, cuMemPoolCreate, (CUmemoryPool *out, const CUmemPool
   unsigned types = (unsigned)properties->handleTypes;
   if (types & ~(unsigned)(CU_MEM_HANDLE_FD | CU_MEM_HANDLE_FABRIC))
     return CU_INVALID_VALUE;
-  if (types & CU_MEM_HANDLE_FABRIC || (types && !ds_switch(DS_fd_handles)))
+  if (types & CU_MEM_HANDLE_FD && !ds_switch(DS_fd_handles))
     return CU_NOT_SUPPORTED;
-  TRY(cu_device(properties->location.id, &device));
+  if (cu_device(properties->location.id, &device) != CU_OK)
+    return CU_INVALID_VALUE;
   return cu_code(ds_pool_new(device, properties->maxSize, types, out), device);
 }
 
@@ -61,8 +62,10 @@ static int alloc(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream han
   TRY(cu_stream(handle, &stream));
   if (!out)
     return CU_INVALID_VALUE;
-  if (stream->capture)
-    return CU_NOT_SUPPORTED;
+  if (stream->capture) {
+    *out = 0; /* the graph would allocate when it is launched */
+    return stream->capture == DS_CAPTURING ? CU_OK : CU_CAPTURE_INVALIDATED;
+  }
   return cu_code(ds_pool_alloc(pool, NULL, bytes, out), stream->device);
 }
 
@@ -82,9 +85,9 @@ API(cuMemAllocAsync, 11020, cuMemAllocAsync, (CUdeviceptr *out, size_t bytes, CU
 API(cuMemFreeAsync, 11020, cuMemFreeAsync, (CUdeviceptr pointer, CUstream handle), (pointer, handle)) {
   struct ds_stream *stream = NULL;
   TRY(cu_stream(handle, &stream));
-  if (!pointer)
-    return CU_INVALID_VALUE;
-  TRY(cu_code(ds_pool_can_free(pointer), stream->device));
+  if (!pointer || stream->capture == DS_CAPTURING)
+    return CU_OK;
+  TRY(cu_code(ds_can_free_later(pointer), stream->device));
   struct ds_op *op = ds_op_new(DS_FREE_POINTER);
   op->address = pointer;
   return cu_code(ds_submit(stream, op, NULL), stream->device);
@@ -134,9 +137,11 @@ API(cuMemPoolSetAccess, 11020, cuMemPoolSetAccess, (CUmemoryPool pool, const CUm
   for (size_t i = 0; i < count; i++) {
     struct ds_device *device = NULL;
     unsigned access = (unsigned)list[i].flags;
-    if (list[i].location.type != CU_MEM_LOCATION_DEVICE || (access != 0 && access != 3))
+    if (list[i].location.type != CU_MEM_LOCATION_DEVICE || access == 2 || access > 3)
       return CU_INVALID_VALUE;
     TRY(cu_device(list[i].location.id, &device));
+    if (access == 1)
+      return CU_NOT_SUPPORTED;
     TRY(cu_code(ds_pool_access(pool, device, &access, true), device));
   }
   return CU_OK;

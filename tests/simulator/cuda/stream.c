@@ -23,18 +23,31 @@ static struct ds_stream *default_stream(struct context *context, struct ds_strea
   return stream;
 }
 
+static int absent(CUstream handle) {
+  struct context *context = cu_current_or_null();
+  if (!ds_stream_outlived(handle)) {
+    ds_wild("stream");
+    return CU_INVALID_HANDLE;
+  }
+  return context && !context->dead ? CU_INVALID_HANDLE : CU_INVALID_CONTEXT;
+}
+
+/* A stream brings its context along; the default ones need a current one. */
 int cu_stream(CUstream handle, struct ds_stream **out) {
   struct context *context = NULL;
+  if ((uint64_t)handle > CU_STREAM_PER_THREAD) {
+    TRY(cu_demanded());
+    if (!ds_stream_exists(handle))
+      return absent(handle);
+    *out = handle;
+    return atomic_load(&handle->device->lost);
+  }
   TRY(cu_current(&context));
   if ((uint64_t)handle <= CU_STREAM_LEGACY)
     *out = default_stream(context, &context->legacy, true);
-  else if ((uint64_t)handle == CU_STREAM_PER_THREAD)
-    *out = default_stream(context, &context->per_thread, false);
   else
-    *out = ds_stream_exists(handle) ? handle : NULL;
-  if (!*out)
-    return (uint64_t)handle <= CU_STREAM_PER_THREAD ? CU_OPERATING_SYSTEM : CU_INVALID_HANDLE;
-  return atomic_load(&(*out)->device->lost);
+    *out = default_stream(context, &context->per_thread, false);
+  return *out ? CU_OK : CU_OPERATING_SYSTEM;
 }
 
 static int create(CUstream *out, unsigned flags, int priority) {
@@ -85,21 +98,25 @@ bool cu_capturing(struct ds_stream *stream, int *code) {
   return true;
 }
 
-int cu_not_capturing(void) {
+/* Breaks captures that forbid a call: those of `owner`, or those whose mode does. */
+static int forbid(const void *owner, bool by_mode) {
   int code = CU_OK;
-  if (!atomic_load(&captures) || capture_mode == 2)
+  if (!atomic_load(&captures))
     return CU_OK;
-  for (struct ds_stream *at = ds_next_stream(NULL, 0), *next; at; at = next) {
+  for (struct ds_stream *at = ds_next_stream(owner, 0), *next; at; at = next) {
     bool mine = pthread_equal(at->capture_thread, pthread_self());
-    bool forbids = at->capture == DS_CAPTURING && at->capture_mode != 2 &&
-                   (mine || (at->capture_mode == 0 && capture_mode == 0));
-    if (forbids && code == CU_OK)
+    bool strict = at->capture_mode != 2 && (mine || (at->capture_mode == 0 && capture_mode == 0));
+    if (at->capture == DS_CAPTURING && (strict || !by_mode) && code == CU_OK)
       code = refuse_capture(at);
-    next = ds_next_stream(NULL, at->id);
+    next = ds_next_stream(owner, at->id);
     ds_stream_drop(at);
   }
   return code;
 }
+
+int cu_not_capturing(void) { return capture_mode == 2 ? CU_OK : forbid(NULL, true); }
+
+int cu_no_capture_in(struct context *context) { return forbid(context, false); }
 
 API(cuStreamSynchronize, 2000, cuStreamSynchronize, (CUstream handle), (handle)) {
   struct ds_stream *stream = NULL;

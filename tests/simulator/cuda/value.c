@@ -8,6 +8,8 @@ static int submit(CUstream handle, CUdeviceptr address, uint64_t value, unsigned
   if (!ds_switch(DS_memops))
     return CU_NOT_SUPPORTED;
   unsigned compare = flags & ~(1u << 30);
+  if (!write && flags & 1u << 30)
+    return CU_NOT_SUPPORTED; /* remote writes cannot be flushed here */
   if (write ? flags > 1 : compare > DS_NOR)
     return CU_INVALID_VALUE;
   TRY(cu_code(ds_check_value(address, size), stream->device));
@@ -47,7 +49,8 @@ static int check_one(const CUstreamBatchMemOpParams *item) {
       int size = item->operation >= CU_OP_WAIT_64 ? 8 : 4;
       return cu_code(ds_check_value(item->value.address, size), NULL);
     }
-    case CU_OP_FLUSH: case CU_OP_BARRIER: return CU_OK;
+    case CU_OP_FLUSH: return CU_NOT_SUPPORTED;
+    case CU_OP_BARRIER: return CU_OK;
     default: return CU_INVALID_VALUE;
   }
 }
@@ -56,13 +59,15 @@ API(cuStreamBatchMemOp, 11070, cuStreamBatchMemOp_v2,
     (CUstream stream, unsigned count, CUstreamBatchMemOpParams *items, unsigned flags), (stream, count, items, flags)) {
   struct ds_stream *found = NULL;
   TRY(cu_stream(stream, &found));
-  if (!count || count > 256 || !items || flags)
+  if (!count)
+    return CU_OK;
+  if (count > 255 || !items || flags)
     return CU_INVALID_VALUE;
   for (unsigned i = 0; i < count; i++)
     TRY(check_one(&items[i]));
   for (unsigned i = 0; i < count; i++) {
     int operation = items[i].operation;
-    if (operation == CU_OP_FLUSH || operation == CU_OP_BARRIER)
+    if (operation == CU_OP_BARRIER)
       continue;
     bool write = operation == CU_OP_WRITE_32 || operation == CU_OP_WRITE_64;
     TRY(submit(stream, items[i].value.address, items[i].value.value, items[i].value.flags,

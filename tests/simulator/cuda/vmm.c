@@ -22,8 +22,10 @@ API(cuMemCreate, 10020, cuMemCreate,
   unsigned types = (unsigned)properties->requestedHandleTypes;
   if (!out || flags || types & ~(unsigned)(CU_MEM_HANDLE_FD | CU_MEM_HANDLE_FABRIC))
     return CU_INVALID_VALUE;
-  if ((types & CU_MEM_HANDLE_FABRIC && ds_switch(DS_fabric) == 2) ||
-      (types & CU_MEM_HANDLE_FD && !ds_switch(DS_fd_handles)))
+  long fabric = types & CU_MEM_HANDLE_FABRIC ? ds_switch(DS_fabric) : 1;
+  if (fabric == 0)
+    return CU_NOT_PERMITTED;
+  if (fabric == 2 || (types & CU_MEM_HANDLE_FD && !ds_switch(DS_fd_handles)))
     return CU_NOT_SUPPORTED;
   TRY(cu_code(ds_physical_new(device, bytes, types, &physical), device));
   *out = (uint64_t)physical;
@@ -38,7 +40,9 @@ API(cuMemRelease, 10020, cuMemRelease, (uint64_t handle), (handle)) {
 API(cuMemGetAllocationGranularity, 10020, cuMemGetAllocationGranularity,
     (size_t *bytes, const CUmemAllocationProp *properties, int option), (bytes, properties, option)) {
   struct ds_device *device = NULL;
-  TRY(check_properties(properties, &device));
+  int code = check_properties(properties, &device);
+  if (code != CU_OK && code != CU_INVALID_DEVICE)
+    return code; /* which device does not matter */
   if (!bytes || option < 0 || option > 1)
     return CU_INVALID_VALUE;
   *bytes = DS_BLOCK;
@@ -50,10 +54,12 @@ API(cuMemExportToShareableHandle, 10020, cuMemExportToShareableHandle,
   TRY(cu_initialized());
   if (!out || flags || (type != CU_MEM_HANDLE_FD && type != CU_MEM_HANDLE_FABRIC))
     return CU_INVALID_VALUE;
-  if (type == CU_MEM_HANDLE_FABRIC && ds_switch(DS_fabric) != 1)
-    return CU_NOT_PERMITTED;
   int fd = -1;
   TRY(cu_code(ds_physical_export((struct ds_physical *)handle, (unsigned)type, &fd), NULL));
+  if (type == CU_MEM_HANDLE_FABRIC && ds_switch(DS_fabric) != 1) {
+    close(fd);
+    return CU_NOT_PERMITTED;
+  }
   if (type == CU_MEM_HANDLE_FD)
     *(int *)out = fd;
   else
@@ -123,8 +129,10 @@ API(cuMemAddressFree, 10020, cuMemAddressFree, (CUdeviceptr start, size_t bytes)
 API(cuMemMap, 10020, cuMemMap, (CUdeviceptr start, size_t bytes, size_t offset, uint64_t handle, uint64_t flags),
     (start, bytes, offset, handle, flags)) {
   TRY(cu_initialized());
-  if (offset || flags)
+  if (flags)
     return CU_INVALID_VALUE;
+  if (offset)
+    return CU_NOT_SUPPORTED;
   return cu_code(ds_map(start, bytes, (struct ds_physical *)handle), NULL);
 }
 
@@ -143,7 +151,8 @@ API(cuMemSetAccess, 10020, cuMemSetAccess, (CUdeviceptr start, size_t bytes, con
     int flags = list[i].flags;
     if (list[i].location.type != CU_MEM_LOCATION_DEVICE || (flags != 0 && flags != 1 && flags != 3))
       return CU_INVALID_VALUE;
-    TRY(cu_device(list[i].location.id, &device));
+    if (cu_device(list[i].location.id, &device) != CU_OK)
+      return CU_INVALID_VALUE;
     TRY(cu_code(ds_set_access(start, bytes, device, (unsigned)flags), device));
   }
   return CU_OK;

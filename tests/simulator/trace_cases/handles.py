@@ -92,6 +92,25 @@ def handle_peer_small(w: World) -> object:
 
 
 @case
+def handle_peer_neighbours(w: World) -> object:
+    """Two small allocations of one block, opened by one process."""
+    first, second = w.alloc(1000), w.alloc(1000)
+    need(cu.cuMemsetD8(first, 1, 1000))
+    need(cu.cuMemsetD8(second, 2, 1000))
+    return w.peer("neighbours", *(raw(need(cu.cuIpcGetMemHandle(pointer))).hex() for pointer in (first, second)))
+
+
+@case
+def handle_peer_freed_small(w: World) -> object:
+    """The block lives on through a neighbour."""
+    kept = w.alloc(1000)
+    small = int(need(cu.cuMemAlloc(1000)))
+    data = raw(need(cu.cuIpcGetMemHandle(small))).hex()
+    need(cu.cuMemFree(small))
+    return [w.peer("classic_open", data), kept // (2 * MIB) == small // (2 * MIB)]
+
+
+@case
 def handle_peer_freed(w: World) -> object:
     big = int(need(cu.cuMemAlloc(4 * MIB)))
     data = raw(need(cu.cuIpcGetMemHandle(big))).hex()

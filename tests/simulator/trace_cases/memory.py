@@ -7,7 +7,7 @@ from typing import Any
 
 from cuda.bindings import driver as cu
 
-from .world import MIB, World, case, isolated, need, text
+from .world import MIB, World, case, isolated, need
 
 A = cu.CUpointer_attribute
 
@@ -229,27 +229,29 @@ def address_range(w: World) -> object:
     return found
 
 
-QUESTIONS = (
-    "MEMORY_TYPE", "DEVICE_ORDINAL", "IS_MANAGED", "IS_LEGACY_CUDA_IPC_CAPABLE", "RANGE_SIZE", "MAPPED",
-    "ALLOWED_HANDLE_TYPES", "IS_GPU_DIRECT_RDMA_CAPABLE", "ACCESS_FLAGS", "MEMPOOL_HANDLE", "MAPPING_SIZE",
-    "BUFFER_ID", "CONTEXT", "DEVICE_POINTER", "HOST_POINTER", "RANGE_START_ADDR", "MAPPING_BASE_ADDR",
-)  # fmt: skip
+# By number and through the library itself: each binding knows another part of them.
+DRIVER = ctypes.CDLL("libcuda.so.1")
+QUESTIONS = {
+    "CONTEXT": 1, "MEMORY_TYPE": 2, "DEVICE_POINTER": 3, "HOST_POINTER": 4, "SYNC_MEMOPS": 6, "BUFFER_ID": 7,
+    "IS_MANAGED": 8, "DEVICE_ORDINAL": 9, "IS_LEGACY_CUDA_IPC_CAPABLE": 10, "RANGE_START_ADDR": 11, "RANGE_SIZE": 12,
+    "MAPPED": 13, "ALLOWED_HANDLE_TYPES": 14, "IS_GPU_DIRECT_RDMA_CAPABLE": 15, "ACCESS_FLAGS": 16,
+    "MEMPOOL_HANDLE": 17, "MAPPING_SIZE": 18, "MAPPING_BASE_ADDR": 19, "MEMORY_BLOCK_ID": 20, "21": 21, "22": 22,
+}  # fmt: skip
 
 
 def questions(pointer: int) -> dict[str, object]:
     """Every attribute of a pointer, addresses as distances so that two runs compare."""
     found: dict[str, object] = {}
-    for name in QUESTIONS:
-        answer = cu.cuPointerGetAttribute(getattr(A, f"CU_POINTER_ATTRIBUTE_{name}"), pointer)
-        value: object = text(answer)
-        if answer[0] == cu.CUresult.CUDA_SUCCESS:
-            value = answer[1]
-            if name in ("BUFFER_ID", "CONTEXT", "MEMPOOL_HANDLE"):
-                value = "set" if value is not None and int(answer[1]) else "none"
-            elif name.endswith(("POINTER", "ADDR")):
-                value = "none" if not int(answer[1]) else pointer - int(answer[1])
-            elif not isinstance(value, bool):
-                value = int(answer[1])
+    for name, number in QUESTIONS.items():
+        out = ctypes.c_uint64(0)
+        code = DRIVER.cuPointerGetAttribute(ctypes.byref(out), number, ctypes.c_uint64(pointer))
+        value: object = out.value
+        if code:
+            value = str(cu.CUresult(code).name)
+        elif name in ("BUFFER_ID", "CONTEXT", "MEMPOOL_HANDLE", "MEMORY_BLOCK_ID"):
+            value = "set" if out.value else "none"
+        elif name.endswith(("POINTER", "ADDR")):
+            value = pointer - out.value
         found[name] = value
     return found
 
@@ -261,7 +263,15 @@ def pointer_classic(w: World) -> object:
 
 @case
 def pointer_small(w: World) -> object:
-    return {key: value for key, value in questions(w.alloc(1000)).items() if key != "MAPPING_BASE_ADDR"}
+    first, second = w.alloc(1000), w.alloc(1000)
+    apart = {key: value for key, value in questions(second).items() if key != "MAPPING_BASE_ADDR"}
+    return {**apart, "same_block_id": block_id(first) == block_id(second)}
+
+
+def block_id(pointer: int) -> int:
+    out = ctypes.c_uint64(0)
+    DRIVER.cuPointerGetAttribute(ctypes.byref(out), QUESTIONS["MEMORY_BLOCK_ID"], ctypes.c_uint64(pointer))
+    return out.value
 
 
 @case

@@ -93,6 +93,24 @@ def classic_small(data: str, offset: str) -> object:
 
 
 @peer
+def neighbours(first: str, second: str) -> object:
+    """Two handles of one block: mappings, bounds, and closing one of them."""
+    _, answer = opened(first)
+    other = cu.cuIpcOpenMemHandle(from_raw(cu.CUipcMemHandle, bytes.fromhex(second)), 1)
+    a, b = int(need(answer)), int(need(other))
+    found: dict[str, object] = {
+        "apart": b - a if abs(b - a) < 2 * MIB else "far",
+        "read": [first_byte(a), first_byte(b)],
+        "ranges": [int(need(cu.cuMemGetAddressRange(pointer))[1]) for pointer in (a, b)],
+        "over": cu.cuMemcpyDtoH(bytearray(2000), a, 2000),
+        "close": cu.cuIpcCloseMemHandle(a),
+    }
+    found["read_after"] = [first_byte(a), first_byte(b)]
+    found["close_other"] = cu.cuIpcCloseMemHandle(b)
+    return found
+
+
+@peer
 def classic_open(data: str) -> object:
     return opened(data)[1]
 

@@ -72,6 +72,7 @@ def pool_free(w: World) -> object:
 def pool_pointer_misused(w: World) -> object:
     pool, private = w.pool(), w.pool(0)
     pointer, hidden, classic = w.pooled(4096, pool), w.pooled(4096, private), w.alloc(100)
+    os.close(int(need(cu.cuMemPoolExportToShareableHandle(pool, FD, 0))))
     return {
         "legacy": cu.cuIpcGetMemHandle(pointer),
         "export": cu.cuMemPoolExportPointer(pointer),
@@ -82,6 +83,16 @@ def pool_pointer_misused(w: World) -> object:
         "import_own": cu.cuMemPoolImportPointer(pool, need(cu.cuMemPoolExportPointer(pointer))),
         "same_bytes": raw(need(cu.cuMemPoolExportPointer(pointer))) == raw(need(cu.cuMemPoolExportPointer(pointer))),
     }
+
+
+@case
+def pool_pointer_before_pool(w: World) -> object:
+    """A pointer's export before and after its pool's, for a small and a large one."""
+    pool = w.pool()
+    pointers = (w.pooled(4096, pool), w.pooled(4 * MIB, pool))
+    before = [cu.cuMemPoolExportPointer(pointer) for pointer in pointers]
+    os.close(int(need(cu.cuMemPoolExportToShareableHandle(pool, FD, 0))))
+    return {"before": before, "after": [cu.cuMemPoolExportPointer(pointer) for pointer in pointers]}
 
 
 @case

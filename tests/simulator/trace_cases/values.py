@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from typing import Any
 
 from cuda.bindings import driver as cu
@@ -47,22 +48,48 @@ def value_alignment(w: World) -> object:
 
 
 @case
-def value_flags(w: World) -> object:
+def value_write_flags(w: World) -> object:
     small = w.alloc(1000)
-    need(cu.cuMemsetD8(small, 0, 1000))
     return {
-        "write_default": cu.cuStreamWriteValue64(w.stream, small, 5, 0),
-        "write_no_barrier": cu.cuStreamWriteValue64(w.stream, small, 5, 1),
-        "write_bad": cu.cuStreamWriteValue64(w.stream, small, 5, 2),
-        "wait_at_least": cu.cuStreamWaitValue64(w.stream, small, 5, 0),
-        "wait_equal": cu.cuStreamWaitValue64(w.stream, small, 5, 1),
-        "wait_and": cu.cuStreamWaitValue64(w.stream, small, 4, 2),
-        "wait_nor": cu.cuStreamWaitValue64(w.stream, small, 4, 3),
-        "wait_bad": cu.cuStreamWaitValue64(w.stream, small, 5, 8),
-        "wait_flush": cu.cuStreamWaitValue64(w.stream, small, 5, 1 << 30),
+        "default": cu.cuStreamWriteValue64(w.stream, small, 5, 0),
+        "no_barrier": cu.cuStreamWriteValue64(w.stream, small, 5, 1),
+        "bad": cu.cuStreamWriteValue64(w.stream, small, 5, 2),
         "sync": cu.cuStreamSynchronize(w.stream),
         "null_stream": cu.cuStreamWriteValue32(w.null, small, 1, 0),
     }
+
+
+def settled(stream: Any) -> str:
+    """Whether a stream comes to its end within a second; a wait might never."""
+    deadline = time.monotonic() + 1
+    while (answer := cu.cuStreamQuery(stream)[0]) == cu.CUresult.CUDA_ERROR_NOT_READY:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.005)
+    return str(answer.name)
+
+
+def wait_for(w: World, value: int, flags: int) -> object:
+    """A wait on a word that holds 5, released by the host if nothing else does."""
+    word, stream = w.registered(4096), need(cu.cuStreamCreate(1))
+    ctypes.c_uint64.from_address(word).value = 5
+    answer = cu.cuStreamWaitValue64(stream, word, value, flags)
+    end = settled(stream)
+    for release in (value, 0, 2**63 - 1, 2**64 - 1):  # one of them ends any comparison
+        ctypes.c_uint64.from_address(word).value = release
+        if settled(stream) != "CUDA_ERROR_NOT_READY":
+            break
+    return [answer, end]
+
+
+@case
+def value_wait_flags(w: World) -> object:
+    return {
+        "at_least": wait_for(w, 5, 0), "at_least_more": wait_for(w, 6, 0), "equal": wait_for(w, 5, 1),
+        "equal_other": wait_for(w, 4, 1), "and": wait_for(w, 4, 2), "and_none": wait_for(w, 8, 2),
+        "nor": wait_for(w, 4, 3), "bad_4": wait_for(w, 5, 4), "bad_8": wait_for(w, 5, 8),
+        "flush": wait_for(w, 5, 1 << 30),
+    }  # fmt: skip
 
 
 @isolated
