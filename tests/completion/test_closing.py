@@ -11,24 +11,18 @@ from typing import Any
 
 import pytest
 
-from devipc.completion import ConsumerFence, ProducerFence, create_fence, event
+from devipc.completion import ConsumerFence, ProducerFence, create_fence
 from devipc.errors import (
-    CapabilityError,
     ClosedError,
     CompletionTimeout,
     DeviceLostError,
-    DevIPCError,
-    DriverError,
     FencePoisoned,
-    ResourceExhausted,
 )
-from devipc.host.events import HostEvents
-from devipc.host.sync import HostWordWaits, HostWordWrites
 from devipc.host.transfer import HostMarker, HostTransfer
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import HostRegistration
 from devipc.types import POISON_BASE, PoisonReason, Strategy
-from tests.completion.lying import LyingBackend, Wrapped
+from tests.completion.lying import Wrapped
 from tests.completion.rig import ALL, hold, host_device, open_exported, pair, stream_of, transfer_of
 
 every_strategy = pytest.mark.parametrize("strategy", ALL)
@@ -310,126 +304,6 @@ def test_a_lost_device_ends_in_an_error_and_a_close(strategy: Strategy) -> None:
         consumer.close(0.2)
         producer.close(0.2)
         assert time.monotonic() - started < 2.0
-
-
-@pytest.mark.parametrize(
-    ("lie", "strategy", "call"),
-    [
-        ("", Strategy.STREAM_MEMOP, "create_marker"),
-        ("no_writes", Strategy.HOST_FLAG, "create_marker"),
-        ("no_writes", Strategy.HOST_FLAG, "copy"),
-    ],
-)
-def test_a_signal_that_fails_has_stored_nothing_and_can_be_repeated(
-    lie: str, strategy: Strategy, call: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody would know of such a store: neither who may wait for it, nor until when the page must stay."""
-    device = LyingBackend(lie).open_device()
-    stream = stream_of(device)
-    with pair(device, strategy) as (producer, consumer):
-
-        def exhausted(*_: object) -> None:
-            raise ResourceExhausted("nothing left", code="events")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(HostTransfer, call, exhausted)
-            with pytest.raises(ResourceExhausted, match="nothing left"):
-                producer.signal(stream, 1)
-        transfer_of(device).synchronize_stream(stream)
-        assert (consumer.value, consumer.issued) == (0, 0)
-        producer.signal(stream, 1, timeout_s=0.2)
-        consumer.synchronize(1, 5.0)
-    device.close()
-
-
-def test_a_store_or_wait_that_was_refused_holds_no_close(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A marker is made for it before, which is then never recorded, and so never done."""
-    stream, waiting = stream_of(device), stream_of(device)
-    producer = create_fence(device, Strategy.STREAM_MEMOP)
-    consumer = open_exported(device, producer.export())
-    consumer._in_producer = False
-
-    def refuse(*_: object) -> None:
-        raise DriverError("refused", code="refused")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(HostWordWrites, "write", refuse)
-        patch.setattr(HostWordWaits, "wait", refuse)
-        with pytest.raises(DriverError):
-            producer.signal(stream, 1)
-        producer.announce(1)
-        with pytest.raises(DriverError):
-            consumer.wait(waiting, 1)
-    started = time.monotonic()
-    consumer.close(5.0)
-    producer.close(5.0)
-    assert time.monotonic() - started < 2.0
-    assert consumer._page.closed
-    assert producer._page.closed
-
-
-def unreachable(*_: object) -> bool:
-    raise CapabilityError("the service between this process and the device has ended", code="mps")
-
-
-@every_strategy
-def test_a_device_that_cannot_be_asked_any_more_leaves_nobody_waiting(
-    device: Device, strategy: Strategy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Drivers have more ways to refuse a query than the statuses that mean a lost device."""
-    stream = stream_of(device)
-    producer = create_fence(device, strategy)
-    consumer = open_exported(device, producer.export())
-    hold(stream)
-    producer.signal(stream, 1)
-    monkeypatch.setattr(HostTransfer, "query_marker", unreachable)
-    if strategy is Strategy.POLLING:
-        with pytest.raises(FencePoisoned):
-            consumer.synchronize(1, 5.0)
-    started = time.monotonic()
-    consumer.close(0.2)
-    producer.close(0.2)
-    assert time.monotonic() - started < 2.0
-    stream.resume()
-    transfer_of(device).synchronize_stream(stream)
-
-
-def test_a_producer_that_cannot_ask_its_device_still_waits_for_its_consumers(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Events that a consumer has open must not be destroyed, and would be kept for ever if nobody waited for it."""
-    producer = create_fence(device, Strategy.EVENT)
-    consumer = open_exported(device, producer.export())
-    producer.signal(stream_of(device), 1)
-    kept = len(event._kept)
-    with monkeypatch.context() as patch:
-        patch.setattr(HostEvents, "query", unreachable)
-        timer = threading.Timer(0.1, consumer.close)
-        timer.start()
-        producer.close(5.0)
-        timer.join()
-    assert len(event._kept) == kept
-
-
-@pytest.mark.parametrize("refusal", [DriverError, CapabilityError])
-def test_an_event_that_died_with_its_maker_is_a_poisoned_fence(
-    device: Device, monkeypatch: pytest.MonkeyPatch, refusal: type[DevIPCError]
-) -> None:
-    """Some drivers refuse to query it then; the fence's own page has the reason already."""
-    stream = stream_of(device)
-    with pair(device, Strategy.EVENT) as (producer, consumer):
-        hold(stream)
-        producer.signal(stream, 1)
-        consumer.poison(PoisonReason.PEER_DIED)
-
-        def refuse(*_: object) -> bool:
-            raise refusal("the handle is not valid any more", code="invalid_handle")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(HostEvents, "query", refuse)
-            with pytest.raises(FencePoisoned):
-                consumer.query(1)
-        stream.resume()
 
 
 @every_strategy
