@@ -102,7 +102,15 @@ def test_peers_across_devices(sim: Simulation) -> None:
         child.send("end")
 
 
+def names(parent: Parent) -> object:
+    from cuda.bindings import driver as cu
+
+    cu.cuInit(0)
+    return [cu.cuDeviceGetName(64, cu.cuDeviceGet(i)[1])[1].split(b"\0")[0].decode() for i in range(2)]
+
+
 def test_slices_are_devices_of_their_own(sim: Simulation) -> None:
+    assert sim.run(names, devices=1, slices=2) == ["Simulated accelerator 0 MIG 1g.4gb"] * 2
     found = sim.run(listing, devices=1, slices=2)
     assert len(set(found)) == 2
     assert UUIDS[0] not in found

@@ -21,15 +21,19 @@ static struct ds_device *shown[MAX_DEVICES];
 static int total, shown_count;
 static pthread_once_t loaded = PTHREAD_ONCE_INIT;
 
+void ds_device_uuid(const struct ds_device *device, bool whole, uint8_t out[16]) {
+  const uint8_t uuid[16] = {0xd0, 0xe1, 0x51, 0x70, 0x0a, 0x5c, 0x4d, 0x2b, 0x9f, 0x31, 0, 0, 0, 0,
+                            (uint8_t)(whole ? 0 : device->slice + 1), (uint8_t)(device->physical + 1)};
+  memcpy(out, uuid, sizeof uuid);
+}
+
 static void make(int physical, int slice) {
   struct ds_device *device = &devices[total++];
   device->physical = physical;
   device->slice = slice;
   device->memory = (uint64_t)ds_switch(DS_memory_mb) << 20;
   device->exclusive_fd = -1;
-  const uint8_t uuid[16] = {0xd0, 0xe1, 0x51, 0x70, 0x0a, 0x5c, 0x4d, 0x2b,
-                            0x9f, 0x31, 0, 0, 0, 0, (uint8_t)(slice + 1), (uint8_t)(physical + 1)};
-  memcpy(device->uuid, uuid, sizeof uuid);
+  ds_device_uuid(device, false, device->uuid);
   if (slice < 0) {
     snprintf(device->name, sizeof device->name, "Simulated accelerator %d", physical);
   } else {

@@ -84,6 +84,7 @@ struct ds_range {
 int ds_device_count(void);
 struct ds_device *ds_device_at(int index);
 struct ds_device *ds_device_of(int physical, int slice);
+void ds_device_uuid(const struct ds_device *device, bool whole, uint8_t out[16]); /* whole: what it is a slice of */
 void ds_devices_show(const int *indexes, int n); /* restricts and orders the list, before first use */
 bool ds_peer(const struct ds_device *a, const struct ds_device *b);
 enum ds_status ds_device_claim(struct ds_device *device);

@@ -33,25 +33,30 @@ API(cuDeviceGetName, 2000, cuDeviceGetName, (char *name, int size, CUdevice ordi
   TRY(cu_device(ordinal, &device));
   if (!name || size <= 0)
     return CU_INVALID_VALUE;
-  snprintf(name, (size_t)size, "%s", device->name);
+  if (device->slice < 0) /* the name is where a program sees that it got a slice */
+    snprintf(name, (size_t)size, "%s", device->name);
+  else
+    snprintf(name, (size_t)size, "Simulated accelerator %d MIG 1g.%lugb", device->physical,
+             (unsigned long)(device->memory >> 30));
   return CU_OK;
 }
 
-static int uuid_of(CUuuid *uuid, CUdevice ordinal) {
+static int uuid_of(CUuuid *uuid, CUdevice ordinal, bool whole) {
   struct ds_device *device = NULL;
   TRY(cu_device(ordinal, &device));
   if (!uuid)
     return CU_INVALID_VALUE;
-  memcpy(uuid->bytes, device->uuid, sizeof uuid->bytes);
+  ds_device_uuid(device, whole, uuid->bytes);
   return CU_OK;
 }
 
+/* The first form answers for the device that a slice was cut from. */
 API(cuDeviceGetUuid, 9020, cuDeviceGetUuid, (CUuuid *uuid, CUdevice device), (uuid, device)) {
-  return uuid_of(uuid, device);
+  return uuid_of(uuid, device, true);
 }
 
 API(cuDeviceGetUuid, 11040, cuDeviceGetUuid_v2, (CUuuid *uuid, CUdevice device), (uuid, device)) {
-  return uuid_of(uuid, device);
+  return uuid_of(uuid, device, false);
 }
 
 API(cuDeviceTotalMem, 3020, cuDeviceTotalMem_v2, (size_t *bytes, CUdevice ordinal), (bytes, ordinal)) {
