@@ -46,6 +46,8 @@ class LocalExports:
 
     def add(self, export_id: bytes, ptr: int, nbytes: int) -> None:
         """Remember where an export lives in this process."""
+        if os.getpid() != self._pid:  # a forked child: the parent's exports are not its own
+            self._lock, self._ptrs, self._pid = threading.Lock(), {}, os.getpid()
         with self._lock:
             self._ptrs[export_id] = (ptr, nbytes)
 
@@ -240,12 +242,19 @@ class MappingCache:
         self._unmap(dropped)
 
     def peer_died(self, instance: bytes) -> None:
-        """Invalidate everything of a dead peer. Memory in use stays readable until it is released."""
+        """Invalidate everything of a dead peer, at once and without a driver call; :meth:`collect` unmaps it.
+
+        Memory in use stays readable until it is released.
+        """
         with self._lock:
             self._dead.add(instance)
             for mapping in self._mappings.values():
                 if mapping.key[0] == instance:
                     mapping.stale = "the exporter died"
+
+    def collect(self) -> None:
+        """Unmap what is neither used nor kept. Blocks in the driver."""
+        with self._lock:
             dropped = self._collect()
         self._unmap(dropped)
 

@@ -11,12 +11,11 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from devipc import completion
-from devipc.completion import Decision, FenceHandle, ProducerFence
+from devipc.completion import Decision, ProducerFence
 from devipc.deadline import deadline_after, remaining
 from devipc.errors import (
     CapabilityError,
@@ -24,7 +23,6 @@ from devipc.errors import (
     CompletionTimeout,
     DevIPCError,
     ForkError,
-    HandleError,
     UsageError,
 )
 from devipc.identity import process_instance
@@ -33,9 +31,11 @@ from devipc.interfaces.backend import Backend, Device
 from devipc.interfaces.memory import Allocation, DeviceMemoryIPC
 from devipc.link import PeerState
 from devipc.mappings import Mapping, MappingCache
-from devipc.session.messages import MAX_NAMES, encode_offers
+from devipc.session.events import PeerEvent, PeerEvents
+from devipc.session.fences import FenceTable
+from devipc.session.messages import encode_offers
 from devipc.session.peer import Peer
-from devipc.session.shares import Share, ShareTable, check_name
+from devipc.session.shares import Share, ShareTable
 from devipc.types import HandleKind, Strategy
 
 __all__ = ["Endpoint", "PeerEvent"]
@@ -43,15 +43,6 @@ __all__ = ["Endpoint", "PeerEvent"]
 _log = logging.getLogger("devipc.session")
 DEFAULT_TIMEOUT_S = 10.0
 DECIDE_TIMEOUT_S = 100.0
-_MAX_EVENTS = 1024  # those that nobody takes keep their peers alive; the oldest go
-
-
-@dataclass(frozen=True, slots=True)
-class PeerEvent:
-    """Something that happened to a peer, in the order in which it was noticed."""
-
-    peer: Peer
-    state: PeerState
 
 
 class Endpoint:
@@ -93,12 +84,11 @@ class Endpoint:
         self.shares = ShareTable(
             self._memory, backend=backend.name, device_uuid=self.device.info.uuid, instance=self.instance
         )
-        self.events: queue.SimpleQueue[PeerEvent] = queue.SimpleQueue()
+        self._events = PeerEvents()
         self._lock = threading.RLock()
         self._peers: list[Peer] = []
         self._arrived = threading.Condition(self._lock)
-        self._callbacks: list[Callable[[PeerEvent], None]] = []
-        self._fences: dict[str, ProducerFence] = {}
+        self.fences = FenceTable(self.device)
         self._allocations: list[Allocation] = []
         self._closed = False
         self._pid = os.getpid()
@@ -214,30 +204,7 @@ class Endpoint:
             if not peers:
                 raise UsageError("no strategy is decided without a peer", remedy="wait_peer() first, or name one")
             chosen = peers[-1].decision.strategy
-        with self._lock:
-            self._check_open()
-            self._fences = {known: fence for known, fence in self._fences.items() if not fence.closed}
-            if check_name(name) in self._fences:
-                raise UsageError(f"a fence is shared as {name!r} already", code="duplicate", remedy="use another name")
-            if len(self._fences) >= MAX_NAMES:
-                raise UsageError(f"more than {MAX_NAMES} fences", remedy="close those that are no longer used")
-            fence = completion.create_fence(self.device, chosen)
-            self._fences[name] = fence
-        return fence
-
-    def fence_names(self) -> list[str]:
-        """Return the names of the fences that peers can open now."""
-        with self._lock:
-            return sorted(name for name, fence in self._fences.items() if not fence.closed)
-
-    def lend_fence(self, name: str) -> tuple[ProducerFence, FenceHandle]:
-        """Return the fence ``name`` and a new consumer's handle of it, whose descriptors pass to the caller."""
-        with self._lock:
-            fence = self._fences.get(name)
-            if fence is None or fence.closed:
-                known = ", ".join(self.fence_names()[:8]) or "none"
-                raise HandleError(f"no fence is shared as {name!r}", code="unknown_name", remedy=f"fences: {known}")
-            return fence, fence.export()
+        return self.fences.create(name, chosen)
 
     def decide(self, peer: Peer) -> Decision:
         """Return the decision for ``peer``, made if need be. The connecting side drives the trial."""
@@ -264,23 +231,24 @@ class Endpoint:
             self._check_open()
             return arrived[-1]
 
+    @property
+    def events(self) -> queue.SimpleQueue[PeerEvent]:
+        """Every change of a peer, in order; at most the newest 1,024 wait to be taken."""
+        return self._events.taken
+
     def on_event(self, callback: Callable[[PeerEvent], None]) -> None:
-        """Call ``callback(event)`` for every later change of a peer, on a background thread; it must not block."""
-        self._callbacks.append(callback)
+        """Call ``callback(event)`` for every later change of a peer, in order, on a background thread.
+
+        It holds no lock of the session and may use the session, but delays later events while it runs.
+        """
+        self._events.subscribe(callback)
 
     def peer_changed(self, peer: Peer, state: PeerState) -> None:
-        """Record that ``peer`` is in a new state. Called by peers."""
-        event = PeerEvent(peer, state)
+        """Record that ``peer`` is in a new state, and tell. Called by peers, with no lock held."""
         with self._arrived:
-            self.events.put(event)
-            if self.events.qsize() > _MAX_EVENTS:
-                self.events.get_nowait()
+            self._events.note(PeerEvent(peer, state))
             self._arrived.notify_all()
-        for callback in self._callbacks:
-            try:
-                callback(event)
-            except BaseException:  # also an exit: the thread has to go on, it has more to tell
-                _log.exception("an event callback failed")
+        self._events.tell()
 
     def peer_left(self) -> None:
         """Forget peers that are over. Called by peers that have hung up."""
@@ -297,10 +265,11 @@ class Endpoint:
         return own | encode_offers(completion.offers(self.device))
 
     def _joined(self, peer: Peer) -> None:
+        """Count ``peer`` in; telling follows, when the caller has let go of the lock."""
         with self._arrived:
             self._peers.append(peer)
+            self._events.note(PeerEvent(peer, PeerState.CONNECTED))
             self._arrived.notify_all()
-        self.peer_changed(peer, PeerState.CONNECTED)
 
     # --- closing ------------------------------------------------------------------------------------------------------
 
@@ -320,23 +289,21 @@ class Endpoint:
         deadline = deadline_after(timeout_s)
         self._stop_listening()
         with self._lock:
-            fences = list(self._fences.values())
             peers = list(self._peers)
-        for fence in fences:
-            try:
-                fence.close(timeout_s=remaining(deadline) / 2)
-            except DevIPCError as error:
-                _log.warning("closing: %s", error)
-        still_mapped = self._finish_shares(peers, deadline)
+        # What this side consumes goes first: the other side's close may be waiting for it, as ours does for theirs.
+        for peer in peers:
+            peer.close_fences(timeout_s=remaining(deadline) / 2)
+        self.fences.close(timeout_s=remaining(deadline) / 2)
+        still_mapped = self._finish_shares(deadline)
         for peer in peers:
             peer.close(timeout_s=min(2.0, remaining(deadline)))
         self._free_allocations(still_mapped)
 
-    def _finish_shares(self, peers: list[Peer], deadline: float) -> list[Share]:
+    def _finish_shares(self, deadline: float) -> list[Share]:
         kept = []
         shares = self.shares.close()
         for share in shares:
-            for peer in peers:
+            for peer in self.peers:
                 peer.revoke(share.handle.export_id)
         for share in shares:
             try:

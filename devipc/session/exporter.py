@@ -121,6 +121,8 @@ class Exporter(Endpoint):
         except DevIPCError as error:
             _log.warning("a client was turned away: %s", error)
             link.close()
+            return
+        self._events.tell()
 
     def _stop_listening(self) -> None:
         self._listener.close()

@@ -59,6 +59,7 @@ class Importer(Endpoint):
         except BaseException:
             link.close()
             raise
+        self._events.tell()
 
     @property
     def peer(self) -> Peer:
@@ -79,13 +80,13 @@ class Importer(Endpoint):
         """Return the names of the memory that the exporter shares now."""
         return self._peer.names()[0]
 
-    def open(self, name: str, *, timeout_s: float | None = None) -> RemoteMemory:
+    def open(self, name: str, *, timeout_s: float | None = None, wait_s: float = 0.0) -> RemoteMemory:
         """Map what the exporter shares as ``name``; see :meth:`devipc.session.Peer.open`."""
-        return self._peer.open(name, timeout_s=timeout_s)
+        return self._peer.open(name, timeout_s=timeout_s, wait_s=wait_s)
 
-    def open_fence(self, name: str, *, timeout_s: float | None = None) -> completion.Fence:
+    def open_fence(self, name: str, *, timeout_s: float | None = None, wait_s: float = 0.0) -> completion.Fence:
         """Open a fence of the exporter; see :meth:`devipc.session.Peer.open_fence`."""
-        return self._peer.open_fence(name, timeout_s=timeout_s)
+        return self._peer.open_fence(name, timeout_s=timeout_s, wait_s=wait_s)
 
     def decide(self, peer: Peer) -> Decision:
         """Run the trials with the exporter, once; tell it what came out."""

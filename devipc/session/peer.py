@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ from devipc.session.messages import (
     encode_token,
     encode_token_name,
 )
+from devipc.session.opened import OpenedFences
 from devipc.session.remote import RemoteMemory, check_handle, check_meta
 from devipc.session.shares import check_name
 from devipc.types import PoisonReason, Strategy
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["Peer"]
 
 _log = logging.getLogger("devipc.session")
+_ASK_AGAIN_S = 5e-3
 
 
 class Peer:
@@ -57,8 +60,8 @@ class Peer:
         self._lock = threading.Lock()
         self._tokens = itertools.count(1)
         self._leases: set[int] = set()  # tokens that the peer may take for lent: asked for and not given back yet
-        self._opened_fences: dict[int, Fence] = {}
-        self._lent_fences = LentFences(endpoint.lend_fence)
+        self._opened_fences = OpenedFences()
+        self._lent_fences = LentFences(endpoint.fences.lend)
         self._decision: Decision | None = None
         self._left = self._hung_up = False
         self._closing = False
@@ -108,8 +111,17 @@ class Peer:
         """Ask the peer what it shares now; return the names of its memory and of its fences."""
         return decode_names(self._ask(Kind.NAMES, b"", timeout_s).body)
 
-    def open(self, name: str, *, timeout_s: float | None = None) -> RemoteMemory:
+    def open(self, name: str, *, timeout_s: float | None = None, wait_s: float = 0.0) -> RemoteMemory:
         """Map what the peer shares as ``name``; blocks for one round trip and, the first time, the driver's open.
+
+        Parameters
+        ----------
+        name : str
+            As the peer gave it to ``share``.
+        timeout_s : float, optional
+            Limit of the round trip and the driver's open; the endpoint's when None.
+        wait_s : float
+            How long to wait before that for the peer to share the name; 0 refuses an unknown name at once.
 
         Raises
         ------
@@ -120,8 +132,9 @@ class Peer:
         CompletionTimeout
             When the peer or the driver did not answer in time; nothing stays lent.
         """
-        deadline = deadline_after(self._endpoint.timeout_s if timeout_s is None else timeout_s)
         question = check_name(name)
+        self._wait_for(question, 0, wait_s)
+        deadline = deadline_after(self._endpoint.timeout_s if timeout_s is None else timeout_s)
         token = self._new_token()
         try:
             answer = self._ask(Kind.OPEN, encode_token_name(token, question), remaining(deadline))
@@ -139,6 +152,12 @@ class Peer:
         if not fresh:  # the driver's mapping holds one lease, whoever opened it first; a hit needs no second one
             self._give_back(token)
         return RemoteMemory(name, self._endpoint.device, mapping, meta, release=self.mappings.release)
+
+    def _wait_for(self, name: str, kind: int, wait_s: float) -> None:
+        """Ask until the peer lists ``name`` among its memory (0) or its fences (1), or the time is up."""
+        deadline = deadline_after(wait_s)
+        while wait_s and remaining(deadline) and name not in self.names()[kind]:
+            time.sleep(min(_ASK_AGAIN_S, remaining(deadline)))
 
     def _new_token(self) -> int:
         with self._lock:
@@ -170,8 +189,12 @@ class Peer:
         """Make a fence of the strategy that was decided for this peer and share it as ``name``."""
         return self._endpoint.create_fence(name, strategy=self.decision.strategy)
 
-    def open_fence(self, name: str, *, timeout_s: float | None = None) -> Fence:
-        """Open a fence that the peer made. The caller closes it; if the peer dies, it is poisoned at once."""
+    def open_fence(self, name: str, *, timeout_s: float | None = None, wait_s: float = 0.0) -> Fence:
+        """Open a fence that the peer made. The caller closes it; if the peer dies, it is poisoned at once.
+
+        Parameters and errors as for :meth:`open`.
+        """
+        self._wait_for(check_name(name), 1, wait_s)
         token = next(self._tokens)
         try:
             answer = self._ask(Kind.FENCE_OPEN, encode_token_name(token, check_name(name)), timeout_s)
@@ -183,11 +206,7 @@ class Peer:
         except BaseException:
             self._tell(Kind.FENCE_RETURN, encode_token(token))
             raise
-        with self._lock:
-            if not (left := self._left or self._closing):
-                self._opened_fences = {key: kept for key, kept in self._opened_fences.items() if not kept.closed}
-                self._opened_fences[token] = fence
-        if left:  # nobody would poison it
+        if not self._opened_fences.add(fence):
             fence.close(0.0)
             raise PeerGone(f"peer {self.pid} is {self.state.value}", remedy="connect again")
         self._tell(Kind.FENCE_TAKEN, encode_token(token))
@@ -243,8 +262,7 @@ class Peer:
         if not first:
             return
         deadline = deadline_after(timeout_s)
-        for fence in self._take_opened_fences():
-            self._attempt(lambda fence=fence: fence.close(remaining(deadline) / 2))  # type: ignore[misc]
+        self.close_fences(timeout_s=timeout_s / 2)
         self._attempt(self.mappings.close)
         self._attempt(self._trials.close)
         if self.state is PeerState.CONNECTED:
@@ -266,12 +284,8 @@ class Peer:
 
     @property
     def over(self) -> bool:
-        """True when nothing is left to be closed here: the connection has ended, and every fence opened from the peer.
-
-        A fence outlives its peer, so that whoever waits for it learns why it failed.
-        """
-        with self._lock:
-            return self._hung_up and all(fence.closed for fence in self._opened_fences.values())
+        """True when nothing is left to be closed here, neither the connection nor a fence opened from the peer."""
+        return self._hung_up and self._opened_fences.all_closed
 
     def _attempt(self, step: Callable[[], None]) -> None:
         """Run one step of an end; when a driver refuses it, the steps behind it are owed to others all the same."""
@@ -280,11 +294,9 @@ class Peer:
         except Exception as error:
             _log.warning("leaving peer %d: %r", self.pid, error)
 
-    def _take_opened_fences(self) -> list[Fence]:
-        with self._lock:
-            fences = list(self._opened_fences.values())
-            self._opened_fences.clear()
-        return fences
+    def close_fences(self, *, timeout_s: float) -> None:
+        """Close every fence that was opened from the peer; together at most about ``timeout_s``."""
+        self._opened_fences.close(timeout_s=timeout_s)
 
     def _on_state(self, state: PeerState) -> None:
         if state is PeerState.CONNECTED:
@@ -292,28 +304,21 @@ class Peer:
         if state in (PeerState.CLOSED, PeerState.DYING):
             with self._lock:
                 first, self._left = not self._left, True
-                fences = list(self._opened_fences.values())
             if first:
-                for fence in fences:
-                    self._poison(fence)
-                self._attempt(lambda: self.mappings.peer_died(self.instance))
+                reason = PoisonReason.CLOSED if state is PeerState.CLOSED else PoisonReason.PEER_DIED
+                self._opened_fences.poison(reason, writer_gone=lambda: self.state in (PeerState.CLOSED, PeerState.GONE))
+                self.mappings.peer_died(self.instance)
         # A peer that said goodbye has unmapped everything; one that died may still have transfers in flight.
         if state in (PeerState.CLOSED, PeerState.GONE):
             self._endpoint.shares.give_back_all(self)
             self._lent_fences.drop_all()
             self._attempt(self._trials.close)
         self._endpoint.peer_changed(self, state)
+        # Only now, and by a thread that can be spared: a driver may not unmap while a wait of this process is pending.
+        unmap = threading.Thread(target=self._attempt, args=(self.mappings.collect,), name="devipc-unmap", daemon=True)
+        self._attempt(unmap.start)
         if state in (PeerState.CLOSED, PeerState.GONE):
             self._hang_up()
-
-    def _poison(self, fence: Fence) -> None:
-        reason = PoisonReason.CLOSED if self.state is PeerState.CLOSED else PoisonReason.PEER_DIED
-        try:
-            fence.poison(reason, writer_gone=lambda: self.state in (PeerState.CLOSED, PeerState.GONE))
-        except UsageError:
-            _log.debug("fence was closed while its peer left")
-        except Exception:  # the waiters of the next fence must be released too
-            _log.exception("a fence of a peer that left is not poisoned again")
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
@@ -348,7 +353,7 @@ class Peer:
         self._tell(Kind.GENERATION, encode_token(generation))
 
     def _on_names(self, message: Message) -> Reply:
-        return encode_names(self._endpoint.shares.names(), self._endpoint.fence_names()), ()
+        return encode_names(self._endpoint.shares.names(), self._endpoint.fences.names()), ()
 
     def _on_open(self, message: Message) -> Reply:
         token, name = decode_token_name(message.body)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 
 from devipc.listener import default_directory
 from devipc.liveness import own_life
 from devipc.registry import load_backend
+from devipc.session import Exporter, Importer
+from tests.session.worker import TIMEOUT_S
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -21,3 +24,15 @@ def _lasting() -> None:
     assert sync.events is not None
     sync.events.destroy(sync.events.create())  # the device keeps the memory of its events
     os.makedirs(default_directory(), mode=0o700, exist_ok=True)
+
+
+@pytest.fixture
+def exporter() -> Iterator[Exporter]:
+    with Exporter(strategy="stream_memop", timeout_s=TIMEOUT_S) as session:
+        yield session
+
+
+@pytest.fixture
+def importer(exporter: Exporter) -> Iterator[Importer]:
+    with Importer(exporter.path, strategy="stream_memop", timeout_s=TIMEOUT_S) as session:
+        yield session

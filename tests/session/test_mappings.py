@@ -91,6 +91,7 @@ def test_what_ends_an_export_ends_its_mappings_at_once(
         cache.revoke(b"\x01" * 16)
     else:
         cache.peer_died(PEER)
+        cache.collect()
     assert used.stale
     with pytest.raises(StaleError):
         cache.acquire(handle(extents[0], 1), timeout_s=5)

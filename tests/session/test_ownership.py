@@ -222,7 +222,7 @@ def test_ten_thousand_opened_fences_are_not_ten_thousand_entries(exporter: Expor
         with exporter.create_fence(f"once {number}"):
             pass
     assert len(exporter.wait_peer()._lent_fences._lent) <= 2
-    assert len(exporter._fences) <= 2
+    assert len(exporter.fences._fences) <= 2
 
 
 def test_fences_of_a_peer_that_is_gone_end_with_the_session(exporter: Exporter) -> None:

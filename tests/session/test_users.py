@@ -63,10 +63,10 @@ def test_two_users_who_name_each_other_share_memory(tmp_path: Path) -> None:
 
 def test_a_link_that_cannot_start_leaves_nothing_on_either_side(monkeypatch: pytest.MonkeyPatch) -> None:
     with Exporter(timeout_s=TIMEOUT_S) as exporter:
+        before = holdings()
         with Importer(exporter.path, timeout_s=TIMEOUT_S):
             pass
-        assert eventually(lambda: not exporter.peers)
-        before = holdings()
+        assert eventually(lambda: holdings() == before and not exporter.peers), (holdings(), before)
         real = Link.start
 
         refused: list[str] = []

@@ -1,0 +1,89 @@
+"""Names that come late, deaths that are told in time, callbacks that use the session, shares after a fork."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from devipc.errors import HandleError
+from devipc.session import Exporter, Importer, PeerState
+from devipc.types import OpenedExtent
+from tests.session.processes import eventually, worker
+from tests.session.worker import TIMEOUT_S
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_name_that_comes_later_is_waited_for(exporter: Exporter, importer: Importer) -> None:
+    late = threading.Timer(
+        0.2, lambda: (exporter.create_fence("late"), exporter.share("pool", exporter.allocate(4096)))
+    )
+    late.start()
+    importer.open_fence("late", wait_s=10).close()
+    importer.open("pool", wait_s=10).close()
+    late.join()
+    start = time.monotonic()
+    with pytest.raises(HandleError, match="nothing is shared"):
+        importer.open("never", wait_s=0.2)
+    assert 0.15 < time.monotonic() - start < 3
+
+
+def test_dying_is_told_although_the_driver_will_not_unmap(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_go, told = threading.Event(), []
+    with worker("exporter", count=False) as other:
+        with Importer(other.hear("path"), strategy="stream_memop", timeout_s=TIMEOUT_S) as session:
+            session.on_event(lambda event: told.append((event.state, time.monotonic())))
+            session.open("block").close()  # idle: to be unmapped at the peer's death
+            memory = session.device.memory
+            assert memory is not None
+            real = memory.close
+
+            def blocked(opened: OpenedExtent) -> None:
+                let_go.wait(TIMEOUT_S)
+                real(opened)
+
+            monkeypatch.setattr(memory, "close", blocked)
+            killed = other.kill()
+            assert eventually(lambda: bool(told))
+            assert told[0][0] is PeerState.DYING
+            assert told[0][1] - killed < 0.1
+            let_go.set()
+
+
+def test_a_callback_may_use_the_session_from_another_thread(exporter: Exporter) -> None:
+    counts: list[int] = []
+
+    def count(_event: object) -> None:
+        asked = threading.Thread(target=lambda: counts.append(len(exporter.peers)))
+        asked.start()
+        asked.join(5)
+
+    exporter.on_event(count)
+    with Importer(exporter.path, timeout_s=TIMEOUT_S):
+        assert eventually(lambda: counts == [1])
+    assert eventually(lambda: counts == [1, 0])
+
+
+def test_a_forked_child_shares_memory_of_its_own() -> None:
+    code = """
+import os, warnings
+warnings.simplefilter("ignore")
+import devipc.mappings
+pid = os.fork()
+from devipc import Exporter, Importer
+with Exporter(strategy="polling") as exporter, Importer(exporter.path, strategy="polling") as importer:
+    exporter.share("block", exporter.allocate(4096))
+    importer.open("block").close()
+if pid == 0:
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "0"), done.stderr
