@@ -10,11 +10,12 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check install -qq
 PROJECTS := pyproject.toml $(BACKENDS:%=%/pyproject.toml)
 
-.PHONY: help demo test check format lint types floors docs dist clean
+.PHONY: help demo test test-long check format lint types floors docs dist clean
 
 help:
 	@echo "make demo    two processes share memory, one is killed, the other goes on"
-	@echo "make test    all tests that need no accelerator          (PYTEST_ARGS=... is passed on)"
+	@echo "make test    all quick tests that need no accelerator    (PYTEST_ARGS=... is passed on)"
+	@echo "make test-long  what takes longer: kills at every call, repeated conformance runs"
 	@echo "make check   lint, format, types, import floors, documentation"
 	@echo "make format  rewrite the sources in the project's format"
 	@echo "make dist    wheels of the core and of every backend, in dist/"
@@ -35,7 +36,10 @@ demo: $(VENV)/.base
 	$(BIN)/devipc demo $(DEMO_ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m 'not hardware' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'not hardware and not long' $(PYTEST_ARGS)
+
+test-long: $(VENV)/.dev
+	$(BIN)/python -m pytest -m 'long and not hardware' $(PYTEST_ARGS)
 
 check: lint types floors docs
 

@@ -44,6 +44,7 @@ def import_once(path: str, strategy: str, tell: Callable[[str], None]) -> str:
         return outcome
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_exporter_killed_at_every_call(strategy: str) -> None:
     with worker("exporter", strategy=strategy) as whole:
@@ -70,6 +71,7 @@ def test_exporter_killed_at_every_call(strategy: str) -> None:
     assert sum(outcomes.values()) > 10, outcomes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_importer_killed_at_every_call(strategy: str) -> None:
     before = holdings()

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,18 +28,6 @@ from tests.session.processes import eventually, holdings, worker
 from tests.session.worker import NBYTES, TIMEOUT_S, VALUES
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def exporter() -> Iterator[Exporter]:
-    with Exporter(strategy="stream_memop", timeout_s=TIMEOUT_S) as session:
-        yield session
-
-
-@pytest.fixture
-def importer(exporter: Exporter) -> Iterator[Importer]:
-    with Importer(exporter.path, strategy="stream_memop", timeout_s=TIMEOUT_S) as session:
-        yield session
 
 
 @pytest.mark.parametrize("strategy", ["stream_memop", "host_flag", "polling", "event"])
@@ -357,6 +344,8 @@ def test_a_peer_that_was_waited_for_answers_at_once(exporter: Exporter) -> None:
 
 
 def test_events_come_in_order(exporter: Exporter) -> None:
+    exporter.share("block", exporter.allocate(NBYTES))
+    exporter.create_fence("there")  # never signalled: the other process waits for it until it is killed
     with worker("importer", path=exporter.path, count=False) as other:
         peer = exporter.wait_peer()
         other.kill()
