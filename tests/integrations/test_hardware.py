@@ -18,6 +18,12 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _driver() -> None:
+    """What the driver opens at its first use stays open: no test has left that behind."""
+    torch.zeros(8, device="cuda").sum().item()
+
+
 def device() -> DeviceInfo:
     return DeviceInfo("card", 0, "card", dlpack_type=10 if torch.version.hip else 2)
 

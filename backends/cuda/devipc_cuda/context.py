@@ -100,6 +100,18 @@ class Context:
                 self._stream = driver.call("cuStreamCreate", 1)
             return self._stream
 
+    def check_alive(self) -> None:
+        """Raise when the device is lost; the context is current. Cheap.
+
+        Some calls do not ask: after a fault an H200 (driver 580) still creates, maps and exports physical memory.
+
+        Raises
+        ------
+        DeviceLostError
+            When a fault has ended the context.
+        """
+        driver.call("cuStreamIsCapturing", self.internal_stream())
+
     def close(self) -> None:
         """Give the context back. Idempotent; never raises, since it may run at interpreter exit or in a fork."""
         with self._lock:

@@ -137,6 +137,7 @@ class CudaMemory:
         return self._allocate(nbytes, HandleKind.LEGACY)
 
     def _allocate(self, nbytes: int, kind: HandleKind) -> Allocation:
+        self._context.check_alive()
         if kind is HandleKind.VMM_FD:
             reservation = allocate_vmm(nbytes, ordinal=self._context.ordinal)
             return Allocation(reservation.base, reservation.nbytes, kind, reservation)
@@ -192,6 +193,7 @@ class CudaMemory:
             reason = memory_query.REASONS["imported"]
             return AllocationInfo(opened.base, opened.nbytes, MemoryKind.IMPORTED, opened.serial, (), reason)
         with self._context:
+            self._context.check_alive()
             return memory_query.inspect(ptr, ordinal=self._context.ordinal)
 
     def export(self, ptr: int, nbytes: int, *, kind: HandleKind | None = None) -> ExportedExtent:
@@ -241,6 +243,7 @@ class CudaMemory:
         """Map an extent of another process. May block in the driver; descriptors stay the caller's."""
         payload.check_extent(extent)
         with self._context:
+            self._context.check_alive()
             if extent.kind is HandleKind.VMM_FD:
                 opened = open_vmm(extent, ordinal=self._context.ordinal)
             elif extent.kind is HandleKind.POOL:

@@ -248,3 +248,23 @@ def test_running_out_of_descriptors_is_named(device: Any, sim: Any) -> None:
     device.memory.release(device.memory.export(block.ptr, block.nbytes))
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     device.memory.free(block)
+
+
+@simulated(bare=True)
+def test_a_lost_device_says_so_whatever_the_memory(sim: Any) -> None:
+    """After a fault an H200 still makes and exports physical memory, and answers questions about pointers."""
+    from devipc_cuda.backend import CudaBackend
+
+    from devipc.spi import DeviceLostError
+
+    device = CudaBackend().open_device()
+    blocks = {kind: device.memory.allocate(4096, kind=kind) for kind in device.memory.kinds()}
+    sim.lose(0, 700)
+    for kind, block in blocks.items():
+        with pytest.raises(DeviceLostError):
+            device.memory.describe(block.ptr)
+        with pytest.raises(DeviceLostError):
+            device.memory.export(block.ptr, 4096)
+        with pytest.raises(DeviceLostError):
+            device.memory.allocate(4096, kind=kind)
+    device.close()

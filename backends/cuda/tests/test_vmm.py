@@ -201,6 +201,7 @@ STEPS = [
 
 def fail_at_every_step(device: Any, sim: Any, channel: Channel) -> None:
     extent = channel.receive_extent()
+    device.memory.describe(4096)  # makes the device's own stream, which stays
     live = sim.report().counters
     fds = len(os.listdir("/proc/self/fd"))
     for step in STEPS:

@@ -1,4 +1,4 @@
-"""Device code for the checks that need some: kernels that do nothing, and one that faults. Text, made ready by the driver.
+"""Device code for the checks that need some, as text: kernels that do nothing, and one that faults.
 
 The library itself launches no kernel.
 """
@@ -8,19 +8,33 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["launch", "load"]
+__all__ = ["launch", "load", "load_module"]
 
 _HEAD = ".version 7.0\n.target sm_50\n.address_size 64\n"
 _NOTHING = ".visible .entry %s()\n{\n    ret;\n}\n"
-_FAULT = ".visible .entry %s()\n{\n    .reg .b64 %%a;\n    .reg .b32 %%v;\n    mov.u64 %%a, 16;\n    mov.u32 %%v, 1;\n    st.global.u32 [%%a], %%v;\n    ret;\n}\n"
+_FAULT = """.visible .entry %s()
+{
+    .reg .b64 %%a;
+    .reg .b32 %%v;
+    mov.u64 %%a, 16;
+    mov.u32 %%v, 1;
+    st.global.u32 [%%a], %%v;
+    ret;
+}
+"""
+
+
+def load_module(name: str, *, faulting: bool = False) -> Any:
+    """Load a module with the one kernel ``name``. The context is current."""
+    driver = importlib.import_module("devipc_cuda.driver")
+    text = _HEAD + (_FAULT if faulting else _NOTHING) % name
+    return driver.call("cuModuleLoadData", text.encode() + b"\0")
 
 
 def load(name: str, *, faulting: bool = False) -> Any:
     """Load a module with the one kernel ``name``; return the kernel. The context is current."""
     driver = importlib.import_module("devipc_cuda.driver")
-    text = _HEAD + (_FAULT if faulting else _NOTHING) % name
-    module = driver.call("cuModuleLoadData", text.encode() + b"\0")
-    return driver.call("cuModuleGetFunction", module, name.encode())
+    return driver.call("cuModuleGetFunction", load_module(name, faulting=faulting), name.encode())
 
 
 def launch(kernel: Any, stream: Any) -> None:

@@ -24,7 +24,7 @@ from devipc.spi import HandleKind
 from ..helpers import Staging, staging
 from ..peers import Channel, Peer
 from . import evidence
-from .code import launch, load
+from .code import launch, load, load_module
 from .evidence import MIB, SIMULATED
 
 LIMIT_S = 0.3
@@ -62,6 +62,7 @@ class Lab:
         self._value += 1
         if self.pending:
             self.device.sync.word_waits.wait(self.held, self.host.device_ptr + WORD, self._value)
+            time.sleep(0.01)  # the device has begun to wait
         found: dict[str, Any] = {}
         began = time.perf_counter()
 
@@ -96,9 +97,29 @@ def module_load(lab: Lab) -> Attempt:
     yield lambda: load("loaded_meanwhile")
 
 
+def module_function(lab: Lab) -> Attempt:
+    module = load_module("asked_for_meanwhile")
+    yield lambda: lab.call("cuModuleGetFunction", module, b"asked_for_meanwhile")
+
+
 def cold_launch(lab: Lab) -> Attempt:
     kernel = load("cold")
     yield lambda: launch(kernel, lab.other)
+
+
+def torch_launch(lab: Lab) -> Attempt:
+    """A kernel of a framework that this process has not used yet, as a user meets it."""
+    torch: Any = importlib.import_module("torch")
+    values = torch.arange(1000, device="cuda")
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+
+    def use() -> None:
+        with torch.cuda.stream(stream):
+            values.cumsum(0)
+
+    yield use
+    torch.cuda.synchronize()
 
 
 def warm_launch(lab: Lab) -> Attempt:
@@ -322,7 +343,9 @@ COPIES = ("host to device", "device to host", "device to device", "host to host"
 KINDS = ("legacy", "vmm_fd", "pool")
 CALLS: dict[str, Callable[[Lab], Attempt]] = {
     "load a module": module_load,
+    "cuModuleGetFunction": module_function,
     "first launch of a kernel": cold_launch,
+    **({} if SIMULATED else {"first use of a torch kernel": torch_launch}),
     "later launch of a kernel": warm_launch,
     "later launch of a kernel, behind the wait": launch_behind,
     "cuMemAlloc": alloc,

@@ -1,19 +1,44 @@
-#!/bin/sh
+#!/bin/bash
 # Runs the checks that need a real device, from any folder, and leaves JSON in $OUT (or build/h200). Installs nothing.
-set -eu
-root=$(cd "$(dirname "$0")/../../../.." && pwd)
+# Names limit it to some: run_h200.sh death sticky. Each has a limit of its own, so that one that hangs costs no other.
+set -u
+. "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+trap 'rm -rf "$site"' EXIT
 out=${OUT:-$root/build/h200}
 mkdir -p "$out"
-# Entry points without an installation: metadata alone, in a folder of its own.
-site=$(mktemp -d)
-trap 'rm -rf "$site"' EXIT
-metadata() {
-    mkdir -p "$site/$1-0.1.0.dist-info"
-    printf 'Metadata-Version: 2.1\nName: %s\nVersion: 0.1.0\n' "$1" > "$site/$1-0.1.0.dist-info/METADATA"
-    printf '[devipc.backends]\n%s\n' "$2" > "$site/$1-0.1.0.dist-info/entry_points.txt"
+cd "$root" || exit 1
+export DEVIPC_TRIAL_CACHE= PYTHONUNBUFFERED=1
+wanted=" ${*:-smoke pending_wait sticky namespaces torch_session death conformance demo handover sessions tensors} "
+failed=
+step() {
+    name=$1 limit=$2
+    shift 2
+    case $wanted in *" $name "*) ;; *) return ;; esac
+    began=$SECONDS
+    timeout --kill-after=5 "$limit" "$@" >"$out/$name.log" 2>&1
+    status=$?
+    echo "$name: status $status, $((SECONDS - began)) s"
+    [ $status = 0 ] || { failed="$failed $name"; tail -n 15 "$out/$name.log"; }
 }
-metadata devipc 'host = devipc.host.plugin'
-metadata devipc_cuda 'cuda = devipc_cuda.plugin'
-export PYTHONPATH="$root:$root/backends/cuda:$site${PYTHONPATH:+:$PYTHONPATH}"
-cd "$root"
-python3 -m backends.cuda.tests.hardware.smoke --out "$out/smoke.json" "$@"
+check() { step "$1" "$2" python3 -m "backends.cuda.tests.hardware.$1" --out "$out/$1.json"; }
+demo() {
+    for strategy in stream_memop host_flag polling event; do
+        python3 -c 'from devipc.cli import main; main()' demo --backend cuda --strategy $strategy --json >"$out/demo_$strategy.json" || return 1
+    done
+}
+export -f demo
+export out
+check smoke 120
+check pending_wait 60
+check sticky 60
+check namespaces 150
+check torch_session 90
+check death 330
+step conformance 200 python3 -m pytest -v --timeout 60 -p no:cacheprovider --pyargs devipc.conformance -p devipc.conformance.plugin \
+    --devipc-backend cuda --devipc-results "$out/conformance.json"
+step demo 90 bash -c demo
+step handover 90 python3 -m benchmarks.device_handover --backend cuda --out "$out/handover.json"
+step sessions 60 python3 benchmarks/sessions.py --backend cuda --repetitions 500 --out "$out/sessions.json"
+step tensors 60 python3 -m pytest -v -p no:cacheprovider tests/integrations -m hardware
+echo "failed:${failed:- none}"
+[ -z "$failed" ]

@@ -163,6 +163,7 @@ def watch(device: Any, host: Staging, session: Any, child: Peer) -> dict[str, An
     odd = {name: what for name, what in victim["later calls"].items() if not what.startswith(lost)}
     untyped = [what for what in (*closing.values(), *victim["later calls"].values()) if what.startswith("UNTYPED")]
     assert not untyped, untyped
+    assert not odd, odd
     assert code == 0, f"the faulting process ended with {code}"
     assert all("poisoned" in what for what in at_last.values()), at_last
     return {

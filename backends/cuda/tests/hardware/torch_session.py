@@ -23,12 +23,13 @@ from .evidence import MIB, until
 GIB = 2**30
 WHOLE_NBYTES = 4 * GIB + 16 * MIB
 OFFSETS = (0, 1, 4096, 2 * MIB, 4 * GIB + 4097)
-VIEW_NBYTES = MIB
+LENGTHS = dict(zip(OFFSETS, (1, 4095, MIB, MIB, MIB), strict=True))
+"""By offset: no view meets another."""
 TURNS = 20
 
 
 def pattern(torch: Any, offset: int, turn: int) -> Any:
-    values = torch.arange(VIEW_NBYTES, dtype=torch.int64, device="cuda")
+    values = torch.arange(LENGTHS[offset], dtype=torch.int64, device="cuda")
     return ((values * 7 + offset + turn * 13) % 251).to(torch.uint8)
 
 
@@ -47,7 +48,7 @@ def torch_exporter(device: Any, channel: Channel, sim: Any) -> None:
     stream = device.transfer.wrap_stream(torch.cuda.current_stream())
     pool, whole = allocate(torch, device, order)
     with exporter(device) as session:
-        views = {offset: whole[offset : offset + VIEW_NBYTES] for offset in OFFSETS}
+        views = {offset: whole[offset : offset + nbytes] for offset, nbytes in LENGTHS.items()}
         described = device.memory.describe(whole.data_ptr())
         for offset, view in views.items():
             view.copy_(pattern(torch, offset, 0))
@@ -97,7 +98,7 @@ def torch_importer(device: Any, channel: Channel, sim: Any) -> None:
         opened_s = time.perf_counter() - began
         views = {offset: memory.to_torch() for offset, memory in memories.items()}
         for offset, view in views.items():
-            assert (view.dtype, view.shape, view.device.type) == (torch.uint8, (VIEW_NBYTES,), "cuda")
+            assert (view.dtype, view.shape, view.device.type) == (torch.uint8, (LENGTHS[offset],), "cuda")
             assert torch.equal(view, pattern(torch, offset, 0)), f"offset {offset}"
         half = strided.to_torch()
         assert (half.dtype, half.shape, half.stride()) == (torch.bfloat16, (256, 100), (2048, 1))

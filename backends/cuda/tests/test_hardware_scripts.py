@@ -1,0 +1,68 @@
+"""The checks of ``hardware/`` run on the simulated driver too, small: they stay alive where no device is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .peers import PACKAGE, ROOT, environment
+
+LATE = {"late_ms": 50, "copy_mbps": 100}
+
+
+def run(script: str, out: Path, *arguments: str, **switches: object) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", f"{PACKAGE}.hardware.{script}", "--out", str(out), *arguments],
+        cwd=ROOT,
+        env={**environment(switches), "DEVIPC_TRIAL_CACHE": ""},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report: dict[str, Any] = json.loads(out.read_text())
+    assert report["facts"]["simulated"]
+    assert report["device memory not given back"] <= 0
+    return report["sections"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.simulator
+def test_late_writes_are_seen_after_the_hang_up_and_never_after_the_pidfd(tmp_path: Path) -> None:
+    sections = run("death", tmp_path / "late.json", "--only", "late writes, 0", **LATE)
+    (section,) = sections.values()
+    found = section["found"]
+    assert found["rounds with bytes after hang-up"] == len(found["rounds"])
+    assert found["rounds with bytes after pidfd"] == 0
+    for round_ in found["rounds"]:
+        assert round_["hang-up, ms"] < round_["last write seen, ms"] <= round_["pidfd, ms"]
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("only", ["dead exporter", "stream_memop, 0", "host waits"])
+def test_deaths(tmp_path: Path, only: str) -> None:
+    assert run("death", tmp_path / "death.json", "--only", only)
+
+
+@pytest.mark.simulator
+def test_what_a_pending_wait_holds_up(tmp_path: Path) -> None:
+    sections = run("pending_wait", tmp_path / "pending.json")
+    blocked = sections["a wait pending"]["found"]["blocked until released"]
+    assert {"cuMemFree", "cuMemHostUnregister", "cuCtxSynchronize"} <= set(blocked)
+    assert "later launch of a kernel" not in blocked
+
+
+@pytest.mark.simulator
+def test_the_usual_namespaces(tmp_path: Path) -> None:
+    assert run("namespaces", tmp_path / "namespaces.json")
+
+
+@pytest.mark.simulator
+def test_a_fault_tells_everybody(tmp_path: Path) -> None:
+    sections = run("sticky", tmp_path / "sticky.json")
+    told = sections["a faulting kernel"]["found"]["fences, told to the peer after the fault"]
+    assert set(told.values()) == {"poisoned: device_lost"}
