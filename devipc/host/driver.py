@@ -48,7 +48,7 @@ def whole(name: str, value: object, *, low: int = 0, high: int = 2**64 - 1) -> i
     return number
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Work:
     """One piece of queued work: ``run`` answers False when it was given up because the queue stops."""
 
@@ -72,23 +72,43 @@ class Queue:
         self._stalled = False
         self._closing = False
         self.stopping = False
-        self.submitted = 0
+        self._taken = 0
+        self._current: _Work | None = None
         self.completed = 0
 
     def submit(self, run: Callable[[], bool | None], held: tuple[Range, ...] = ()) -> None:
-        """Append work that uses the ranges ``held``; they are dropped when it has run, or at once when this raises."""
+        """Append work that uses the ranges ``held``; they are dropped when it has run, or at once when this raises.
+
+        A signal handler can raise anywhere in here, so one step decides whether the work will run: the append.
+        """
+        work = _Work(run, held)
         try:
             with self._lock:
                 self._check()
                 self._refuse_capture()
+                if not all(one.live for one in held):
+                    raise ClosedError("the memory is given back meanwhile", remedy="keep it until the work is queued")
                 if self._thread is None:
                     self._thread = self._start()
-                self._work.append(_Work(run, held))
-                self.submitted += 1
+                self._work.append(work)
                 self._changed.notify()
         except BaseException:
-            self._driver.ranges.drop(held)
+            if not self._has(lambda one: one is work):
+                self._driver.ranges.drop(held)
             raise
+
+    @property
+    def submitted(self) -> int:
+        """Pieces of work so far, those that wait included."""
+        return self._taken + len(self._work)
+
+    def uses(self, one: Range) -> bool:
+        """Return True when work that waits or runs holds ``one``."""
+        return self._has(lambda work: one in work.held)
+
+    def _has(self, fits: Callable[[_Work], bool]) -> bool:
+        with self._lock:
+            return any(fits(work) for work in self._work) or (self._current is not None and fits(self._current))
 
     def mark(self) -> int:
         """Return the number that ``completed`` reaches when all work submitted so far is done."""
@@ -131,6 +151,7 @@ class Queue:
             finally:
                 self._driver.ranges.drop(work.held)
             with self._lock:
+                self._current = None
                 if finished:
                     self.completed += 1
                     self._finished.notify_all()
@@ -143,7 +164,11 @@ class Queue:
     def _next(self) -> _Work | None:
         with self._lock:
             self._changed.wait_for(lambda: self.stopping or (self._work and not self._stalled))
-            return None if self.stopping else self._work.popleft()
+            if self.stopping:
+                return None
+            self._current = self._work.popleft()
+            self._taken += 1
+            return self._current
 
     def wait_until(self, ready: Callable[[], bool]) -> bool:
         """Poll ``ready`` on the queue's thread; False when the queue stops first."""
@@ -271,6 +296,12 @@ class HostDriver:
         """Return the queue with this handle."""
         with self._lock:
             return self._queues.get(handle)
+
+    def uses(self, one: Range) -> bool:
+        """Return True when work of any queue holds ``one``."""
+        with self._lock:
+            queues = list(self._queues.values())
+        return any(queue.uses(one) for queue in queues)
 
     def destroy_queue(self, queue: Queue) -> None:
         """Wait for a queue's work and end it."""

@@ -20,6 +20,7 @@ __all__ = ["Range", "Ranges", "loaded_numpy", "next_identity"]
 
 _identities = itertools.count(1)
 _VECTOR_MIN = 16
+_LOOK_AGAIN_S = 0.05
 
 
 def next_identity() -> int:
@@ -204,10 +205,18 @@ class Ranges:
             old.dispose()
         return True
 
-    def wait_until_idle(self, old: Range) -> None:
-        """Block until no queued work uses ``old``."""
-        with self._drained:
-            self._drained.wait_for(lambda: old.pending == 0)
+    def wait_until_idle(self, old: Range, *, used: Callable[[Range], bool]) -> None:
+        """Block until no queued work uses ``old``, which was retired.
+
+        An interrupt between a hold and its work leaves a count that nobody takes back, so that ``used``, which looks
+        at the queues themselves, is asked as well.
+        """
+        while True:
+            with self._drained:
+                if self._drained.wait_for(lambda: old.pending == 0, _LOOK_AGAIN_S):
+                    return
+            if not used(old):
+                return
 
 
 def _outside(what: str, ptr: int, nbytes: int) -> UsageError:

@@ -217,7 +217,7 @@ class HostTransfer:
             raise UsageError("this is no registration of the host backend", remedy="pass what register_host returned")
         if not self._driver.ranges.retire(token):
             raise ClosedError("the memory was unregistered already, or by another device", remedy="unregister once")
-        self._driver.ranges.wait_until_idle(token)
+        self._driver.ranges.wait_until_idle(token, used=self._driver.uses)
 
     def create_marker(self) -> HostMarker:
         """Make a marker, which is not done before it was recorded and passed."""
