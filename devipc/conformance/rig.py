@@ -89,10 +89,13 @@ class Rig:
             answer = device.capabilities().get("transfer")
             raise Unavailable(f"no transfer interface: {answer.reason if answer else 'no reason given'}")
         self.transfer: DeviceTransfer = device.transfer
-        self.staging = Staging(device.transfer, STAGING_NBYTES)
+        try:
+            self.staging = Staging(device.transfer, STAGING_NBYTES)
+        except CapabilityError as error:
+            raise Unavailable(f"content cannot be moved, host memory is not registered: {error.message}") from error
         self.words = Staging(device.transfer, PAGE)
         self.stream = device.transfer.create_stream()
-        self._next_word = 0
+        self._next_word = 1  # primitives are tried on word 0
         self._refusals: dict[str, str] = {}
         self._ballast: tuple[Allocation, Staging] | None = None
         self._detour: Allocation | None = None
@@ -236,7 +239,7 @@ class Rig:
     def take_word(self) -> int:
         """Return the index of a word that is zero and that nobody waits for."""
         index = self._next_word
-        self._next_word = (index + 1) % (PAGE // 8)
+        self._next_word = index % (PAGE // 8 - 1) + 1
         self.words.set_word(index, 0)
         return index
 

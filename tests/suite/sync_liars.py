@@ -127,7 +127,9 @@ def wait_ignores_poison() -> Backend:
 
         def wait(self, stream: Any, device_ptr: int, value: int) -> None:
             self.inner.wait(stream, device_ptr, value)
-            if device_ptr % 4096 == 0:  # fences keep their word at the start of a page; latches of the suite do too
+            if (
+                value and device_ptr % 4096 == 0
+            ):  # fences keep their word at the start of a page; latches of the suite do not
                 self.inner.wait(stream, device_ptr, 2**63 - 1)
 
     return with_sync(waits=Waits)
