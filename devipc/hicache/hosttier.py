@@ -57,7 +57,7 @@ class HostTier:
     ) -> None:
         self._space = BlockSpace(chunks, slab_nbytes=slab_nbytes)
         self._index = index
-        self._extent_pages = extent_pages
+        self.extent_pages = extent_pages
         self._clock = clock
         self._lock = threading.Lock()
         self._pages: dict[bytes, Page] = {}
@@ -102,7 +102,7 @@ class HostTier:
         ResourceExhausted
             With code ``too_large`` when it can never fit, else ``no_room``, saying what is in the way.
         """
-        lengths = [min(self._extent_pages, n - at) for n in runs for at in range(0, n, self._extent_pages)]
+        lengths = [min(self.extent_pages, n - at) for n in runs for at in range(0, n, self.extent_pages)]
         if sum(lengths) != len(names):
             raise UsageError(f"runs of {sum(lengths)} pages for {len(names)} names", remedy="count every page once")
         with self._lock:

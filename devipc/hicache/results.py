@@ -14,7 +14,7 @@ import numpy.typing as npt
 from devipc.errors import DevIPCError
 from devipc.hicache.operations import Status
 
-__all__ = ["Answer", "Outcome", "PageResult", "Results"]
+__all__ = ["Answer", "Outcome", "PageResult", "Results", "fresh"]
 
 Results = npt.NDArray[np.uint8]
 """One :class:`PageResult` a page, uint8 ``(n,)``."""
@@ -83,3 +83,18 @@ class Outcome:
     def count(self, result: PageResult) -> int:
         """Return how many pages ended as ``result``."""
         return int(np.count_nonzero(self.results == result))
+
+
+def fresh(error: DevIPCError) -> DevIPCError:
+    """Return an equal error to raise: one that is raised again and again would collect a traceback each time."""
+    again = type(error)(
+        error.message,
+        code=error.code,
+        remedy=error.remedy,
+        retryable=error.retryable,
+        backend=error.backend,
+        device=error.device,
+        status=error.status,
+    )
+    again.__cause__ = error.__cause__
+    return again

@@ -1,0 +1,131 @@
+"""The desk: where a client's operations get their numbers and tickets, and where answers find them.
+
+Owns the numbering, the open tickets and the thread for callbacks. It knows neither what operations mean nor which
+deployment carries them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+
+from devipc.errors import ClosedError
+from devipc.hicache.callbacks import CallbackThread
+from devipc.hicache.links import EngineLink
+from devipc.hicache.operations import Event, Status
+from devipc.hicache.requests import Backup, Request
+from devipc.hicache.results import Answer
+from devipc.hicache.ticket import CancelFlag, OperationFence, Ticket
+
+__all__ = ["Desk", "confirm_after"]
+
+
+class Desk:
+    """See the module. Fulfils :class:`~devipc.hicache.requests.Answers`. Any thread.
+
+    Parameters
+    ----------
+    link : EngineLink
+        Carries requests; attached here.
+    on_dying : callable
+        Called when the engine is dying.
+    """
+
+    def __init__(self, link: EngineLink, *, on_dying: Callable[[], None]) -> None:
+        self._link = link
+        self._on_dying = on_dying
+        self._numbers = threading.Lock()  # an engine takes operations in the order of their numbers
+        self._ops = itertools.count(1)
+        self._tickets: dict[int, Ticket] = {}
+        self._callbacks = CallbackThread()
+        self.closed = False
+        link.attach(self)
+
+    def open_tickets(self) -> list[Ticket]:
+        """Return the operations that have no status."""
+        return list(self._tickets.values())
+
+    def close(self) -> None:
+        """End the thread for callbacks; to be called when every ticket has its status."""
+        self._callbacks.close()
+
+    # --- what the link calls -----------------------------------------------------------------------------------------
+
+    def answer(self, op: int, event: Event, answer: Answer) -> None:
+        """Take an answer. For the link alone."""
+        ticket = self._tickets.get(op)
+        if ticket is not None:
+            ticket.take(event, answer)
+
+    def engine_dying(self) -> None:
+        """Miss everything from now on; destinations of restores are quarantined. For the link alone."""
+        self.closed = True
+        self._on_dying()
+        for ticket in list(self._tickets.values()):
+            ticket.happen(Event.ENGINE_DYING)
+
+    def engine_gone(self) -> None:
+        """End what was quarantined. For the link alone."""
+        for ticket in list(self._tickets.values()):
+            ticket.happen(Event.ENGINE_GONE)
+
+    # --- submitting --------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        request: Callable[[int], Request],
+        *,
+        page_count: int = 0,
+        fence: OperationFence | None = None,
+        cancel: CancelFlag | None = None,
+    ) -> Ticket:
+        """Number a request, make its ticket, and hand it over.
+
+        Raises
+        ------
+        ClosedError
+            When the client is closed, or its engine is dying.
+        """
+        with self._numbers:
+            if self.closed:
+                raise ClosedError("the client is closed, or its engine is", remedy="connect again")
+            asked = request(next(self._ops))
+            ticket = Ticket(
+                asked.op,
+                asked.kind,
+                page_count=page_count,
+                tell=self._link.tell,
+                defer=self._callbacks.run,
+                fence=fence,
+                cancel=cancel,
+            )
+            self._tickets[asked.op] = ticket
+            ticket.add_hook(lambda: self._forget(asked.op))
+            if isinstance(asked, Backup) and asked.confirmed:
+                ticket.confirmed_with_request()
+            self._link.submit(asked)
+        ticket.submitted()
+        return ticket
+
+    def _forget(self, op: int) -> None:
+        self._tickets.pop(op, None)
+
+
+def confirm_after(ticket: Ticket, after: Sequence[Ticket]) -> None:
+    """Confirm ``ticket`` when all of ``after`` are completed, and discard it when one is not."""
+    left = set(range(len(after)))
+    lock = threading.Lock()
+
+    def ended(number: int) -> None:
+        if after[number].status is not Status.COMPLETED:
+            ticket.discard()
+            return
+        with lock:
+            left.discard(number)
+            last = not left
+        if last:
+            ticket.confirm()
+
+    for number, one in enumerate(after):
+        one.add_hook(lambda number=number: ended(number))  # type: ignore[misc]

@@ -1,0 +1,253 @@
+"""The transfer engine of one device: clients' requests become operations, and those are moved by two lanes.
+
+Owns the lanes, the registration of the host tier with the device, and what each client has open. It knows no socket
+and no wire: whoever carries requests calls a :class:`Session`, and gets the answers back through one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from devipc.completion.half import need_transfer
+from devipc.deadline import deadline_after, remaining
+from devipc.errors import ClosedError, CompletionTimeout, DevIPCError
+from devipc.hicache.arena import CHUNK_NBYTES, HostArena, Pinned
+from devipc.hicache.hosttier import HostTier
+from devipc.hicache.lane import Lane
+from devipc.hicache.mover import BouncedMover, Mover, PinnedMover
+from devipc.hicache.planner import LAYER_GROUPS
+from devipc.hicache.requests import Answers
+from devipc.hicache.session import Session
+from devipc.interfaces.backend import Device
+
+__all__ = ["Engine", "EngineConfig"]
+
+_log = logging.getLogger("devipc.hicache")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Limits and sizes.
+
+    Parameters
+    ----------
+    tier_nbytes : int
+        Host memory of the tier.
+    slab_nbytes : int
+        Host memory that one page size takes at a time; at least a page of each pool.
+    chunk_nbytes : int
+        Host memory registered by one call.
+    extent_pages : int
+        Longest run of pages that is stored, and evicted, as one.
+    pin_required : bool
+        Refuse to run when the tier cannot be pinned, instead of copying through a small buffer.
+    bounce_nbytes : int
+        Size of that buffer.
+    max_ops : int
+        Transfers that a client may have unfinished; more are refused as busy.
+    max_flying, max_flying_nbytes : int
+        Operations and bytes on a stream at a time, for each direction; an operation alone may be larger.
+    layer_groups : sequence of int
+        Layers of a restore's first fences; the last takes the rest.
+    """
+
+    tier_nbytes: int = 2**30
+    slab_nbytes: int = 64 * 2**20
+    chunk_nbytes: int = CHUNK_NBYTES
+    extent_pages: int = 16
+    pin_required: bool = False
+    bounce_nbytes: int = 32 * 2**20
+    max_ops: int = 256
+    max_flying: int = 8
+    max_flying_nbytes: int = 512 * 2**20
+    layer_groups: Sequence[int] = LAYER_GROUPS
+
+
+class Engine:
+    """See the module. Any thread.
+
+    Parameters
+    ----------
+    device : Device
+        Whose memory is backed up; stays the caller's, and open.
+    arena : HostArena
+        The tier's memory; stays the caller's, and mapped, until :meth:`close` has returned.
+    tier : HostTier
+        The tier; used by no other engine at the same time.
+    config : EngineConfig
+        Limits.
+
+    Raises
+    ------
+    CapabilityError, ResourceExhausted
+        When the device has no streams, or host memory cannot be registered as demanded.
+    """
+
+    def __init__(self, device: Device, arena: HostArena, tier: HostTier, config: EngineConfig) -> None:
+        self.device = device
+        self.transfer = need_transfer(device)
+        self.tier = tier
+        self.config = config
+        self.lost: DevIPCError | None = None
+        self._lock = threading.Lock()
+        self._sessions: list[Session] = []
+        self._closing = False
+        self.pinned = Pinned(
+            arena,
+            self.transfer,
+            chunk_nbytes=config.chunk_nbytes,
+            required=config.pin_required,
+            bounce_nbytes=config.bounce_nbytes,
+        )
+        if not self.pinned.pinned:
+            tier.extent_pages = 1  # a page at a time goes through the buffer
+        lanes: list[Lane] = []
+        try:
+            lanes.append(self._lane("restore", priority=-1))
+            lanes.append(self._lane("backup", priority=0))
+        except BaseException:
+            for lane in lanes:
+                lane.stop(timeout_s=5.0)
+            self.pinned.close()
+            raise
+        self.restores, self.backups = lanes
+        self.restores.chores = self._expire
+        for lane in lanes:
+            lane.mover = self.mover = self._mover(arena, lane)
+        tier.on_room = self.backups.wake
+
+    def _lane(self, name: str, *, priority: int) -> Lane:
+        return Lane(
+            name,
+            self.transfer,
+            priority=priority,
+            max_flying=self.config.max_flying,
+            max_flying_nbytes=self.config.max_flying_nbytes,
+            lost=lambda: self.lost,
+            lose=self.lose,
+        )
+
+    def _mover(self, arena: HostArena, lane: Lane) -> Mover:
+        if self.pinned.bounce is None:
+            return PinnedMover(self.transfer, arena, groups=self.config.layer_groups)
+        return BouncedMover(
+            self.transfer,
+            arena,
+            self.pinned.bounce,
+            lane.markers,
+            stopped=lambda: lane.stopping,
+            groups=self.config.layer_groups,
+        )
+
+    # --- clients -----------------------------------------------------------------------------------------------------
+
+    def attach(self, owner: bytes, answers: Answers) -> Session:
+        """Return the engine's side of a new client.
+
+        Parameters
+        ----------
+        owner : bytes
+            Its instance, 16 bytes; one life of one process.
+        answers : Answers
+            Where its answers go.
+        """
+        session = Session(self, owner, answers)
+        with self._lock:
+            self._refuse_when_closing()
+            self._sessions.append(session)
+        return session
+
+    def detach(self, session: Session) -> None:
+        """Forget a client that has nothing open any more."""
+        with self._lock:
+            if session in self._sessions:
+                self._sessions.remove(session)
+
+    def _refuse_when_closing(self) -> None:
+        if self._closing:
+            raise ClosedError("the cache engine is closed", remedy="connect to another one")
+
+    # --- the device --------------------------------------------------------------------------------------------------
+
+    def lose(self, error: DevIPCError) -> None:
+        """End everything that is open, and refuse what comes: nothing moves any more. The first cause stays."""
+        with self._lock:
+            if self.lost is not None:
+                return
+            self.lost = error
+        _log.error("the cache engine ends: %s", error)
+        self.restores.wake()
+        self.backups.wake()
+
+    def _expire(self) -> float | None:
+        """End leases whose time is over; the restore lane's chore."""
+        over, following = self.tier.expire()
+        if over:
+            with self._lock:
+                by_owner = {session.owner: session for session in self._sessions}
+            for owner, op in over:
+                if owner in by_owner:
+                    by_owner[owner].expired(op)
+        return following
+
+    # --- looking and closing -----------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, object]:
+        """Return what the engine does, as JSON-ready values."""
+        with self._lock:
+            sessions = list(self._sessions)
+        now = time.monotonic()
+        ops = [op for session in sessions for op in session.open_ops()]
+        return {
+            "device": self.device.info.uuid,
+            "lost": str(self.lost) if self.lost else "",
+            "pinned": self.pinned.pinned,
+            "unpinned_reason": self.pinned.reason,
+            "clients": len(sessions),
+            "operations": dict(Counter(f"{op.kind.value}:{op.state}" for op in ops)),
+            "oldest_s": max((now - op.began for op in ops), default=0.0),
+            "lanes": {
+                name: {"flying": lane.flying, "moved_nbytes": lane.moved_nbytes}
+                for name, lane in (("backup", self.backups), ("restore", self.restores))
+            },
+            "tier": self.tier.status(),
+        }
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """End everything, then give back what the device and the driver hold for it. Calling it again does nothing.
+
+        Clients that are still there are told that the engine is dying, and, when nothing moves any more, gone.
+
+        Raises
+        ------
+        CompletionTimeout
+            When a stream did not let go in time. Host memory stays registered and must stay mapped; call it again.
+        """
+        deadline = deadline_after(timeout_s)
+        with self._lock:
+            self._closing = True
+            sessions = list(self._sessions)
+        for session in sessions:
+            session.answers.engine_dying()
+            session.dying()
+        stuck = [
+            name
+            for name, lane in (("restore", self.restores), ("backup", self.backups))
+            if not lane.stop(timeout_s=remaining(deadline))
+        ]
+        if stuck:
+            raise CompletionTimeout(
+                f"the {' and '.join(stuck)} stream has not let go of its operations after {timeout_s:g} s",
+                code="stalled_stream",
+                remedy="find out what the stream waits for; its memory stays mapped until it goes on",
+            )
+        self.pinned.close()
+        self.tier.on_room = lambda: None
+        for session in sessions:
+            self.detach(session)
+            session.answers.engine_gone()

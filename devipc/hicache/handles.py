@@ -1,0 +1,82 @@
+"""What a caller of the cache holds and passes: pools, ready points, checked arrays.
+
+Owns values and no rule about operations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from devipc.completion import Fence
+from devipc.errors import UsageError
+from devipc.hicache.keys import KEY_NBYTES
+from devipc.hicache.layout import Advice, PoolLayout
+from devipc.hicache.requests import Keys, PageIds, ReadyPoint
+
+__all__ = ["UNFENCED", "FencePoint", "PoolHandle", "check_keys", "check_pages"]
+
+
+@dataclass(frozen=True, slots=True)
+class FencePoint:
+    """A value of a fence as a ready point: pages are touched once it is reached, never when the fence is poisoned."""
+
+    fence: Fence
+    n: int
+
+    def reached(self) -> bool:
+        """Return True when it is reached. Raises FencePoisoned."""
+        return self.fence.query(self.n)
+
+
+class _Unfenced:
+    def reached(self) -> bool:
+        return True
+
+
+UNFENCED: ReadyPoint = _Unfenced()
+"""Says that nothing on any stream touches the pages any more. Unsafe when that is not so: nobody checks it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolHandle:
+    """A registered pool; what every operation on its pages is given.
+
+    Parameters
+    ----------
+    number, generation : int
+        Its identity with this client.
+    layout : PoolLayout
+        As registered.
+    namespace : bytes
+        Digest; the parent of the first page's key.
+    groups : tuple of tuple of int
+        Layers of each group of a restore.
+    advice : tuple of Advice
+        What will be slow, and what to change.
+    """
+
+    number: int
+    generation: int
+    layout: PoolLayout
+    namespace: bytes
+    groups: tuple[tuple[int, ...], ...]
+    advice: tuple[Advice, ...]
+
+
+def check_pages(pages: npt.ArrayLike) -> PageIds:
+    """Return page ids as a copy, int64 ``(n,)``."""
+    found = np.array(pages)
+    if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
+        raise UsageError(f"pages {found.dtype} of shape {found.shape}", code="shape", remedy="pass integers (n,)")
+    return found.astype(np.int64)
+
+
+def check_keys(keys: Keys) -> Keys:
+    """Return page keys as a copy, uint8 ``(n, 16)``."""
+    found = np.array(keys)
+    if found.ndim != 2 or found.dtype != np.uint8 or found.shape[1] != KEY_NBYTES:
+        raise UsageError(f"keys {found.dtype} of shape {found.shape}", code="key", remedy="pass uint8 (n, 16)")
+    return found

@@ -1,0 +1,212 @@
+"""One direction of an engine: a stream, a thread, and the operations that wait for either.
+
+Owns the order in which operations are looked at and how long the thread sleeps. What an operation does next is its
+own business; all of its steps are taken on this thread. A direction that stands still keeps no other back.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol, TypeVar
+
+from devipc.errors import DevIPCError
+from devipc.hicache.mover import MarkerPool, Mover
+from devipc.interfaces.transfer import DeviceTransfer, Marker, Stream
+
+__all__ = ["Lane", "Work"]
+
+_FIRST_PAUSE_S, _FLYING_PAUSE_S, _WAITING_PAUSE_S = 20e-6, 0.2e-3, 1e-3
+T = TypeVar("T")
+_log = logging.getLogger("devipc.hicache")
+
+
+class Work(Protocol):
+    """An operation, as its lane sees it."""
+
+    @property
+    def ended(self) -> bool:
+        """True once it has its status."""
+        ...
+
+    def advance(self, now: float) -> bool:
+        """Take all steps that can be taken now (monotonic seconds); return True when any was."""
+        ...
+
+    def fail(self, error: DevIPCError) -> None:
+        """End, as far as nothing else can happen any more: the device is lost."""
+        ...
+
+
+class Lane:
+    """See the module. All methods may be called from any thread; what is posted runs on the lane's own.
+
+    Parameters
+    ----------
+    name : str
+        For the thread's name.
+    transfer : DeviceTransfer
+        The device's.
+    priority : int
+        Of the stream; a lower number runs first.
+    max_flying, max_flying_nbytes : int
+        Operations, and their bytes, that may be on the stream at a time; the rest waits here, where it can still be
+        cancelled.
+    lost : callable
+        Returns the error that ended the device, or None.
+    lose : callable
+        To be told of such an error.
+
+    Attributes
+    ----------
+    chores : callable
+        Called now and then on the lane's thread; returns when it wants to be called again at the latest, or None.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        transfer: DeviceTransfer,
+        *,
+        priority: int,
+        max_flying: int,
+        max_flying_nbytes: int,
+        lost: Callable[[], DevIPCError | None],
+        lose: Callable[[DevIPCError], None],
+    ) -> None:
+        self.transfer = transfer
+        self.stream: Stream = transfer.create_stream(priority=priority)
+        self.markers = MarkerPool(transfer)
+        self.mover: Mover  # set by the engine before the first operation
+        self.lose = lose
+        self.blocked = False  # an operation waits for room: those behind it must not overtake
+        self.moved_nbytes = 0
+        self._lost = lost
+        self.chores: Callable[[], float | None] = lambda: None
+        self._max_flying, self._max_flying_nbytes = max_flying, max_flying_nbytes
+        self._flying, self._flying_nbytes = 0, 0
+        self._changed = threading.Condition()
+        self._inbox: list[Callable[[], None]] = []
+        self._work: list[Work] = []
+        self._woken = False
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=f"devipc-hicache-{name}", daemon=True)
+        self._thread.start()
+
+    # --- for everybody -----------------------------------------------------------------------------------------------
+
+    def add(self, work: Work) -> None:
+        """Look after ``work`` until it has ended."""
+        self.post(lambda: self._work.append(work))
+
+    def post(self, action: Callable[[], None]) -> None:
+        """Run ``action`` on the lane's thread, in order."""
+        with self._changed:
+            self._inbox.append(action)
+            self._changed.notify()
+
+    def wake(self) -> None:
+        """Look at everything again now."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify()
+
+    @property
+    def flying(self) -> int:
+        """Operations on the stream."""
+        return self._flying
+
+    @property
+    def stopping(self) -> bool:
+        """True once :meth:`stop` was called."""
+        return self._stopping
+
+    def stop(self, *, timeout_s: float) -> bool:
+        """End the thread, and give the stream back, once all work has ended. False when that took too long."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            return False
+        self.markers.close()
+        try:
+            self.transfer.destroy_stream(self.stream)
+        except DevIPCError as error:
+            _log.warning("while an engine was closed: %s", error)
+        return True
+
+    # --- for the operations, on the lane's thread --------------------------------------------------------------------
+
+    def takes(self, nbytes: int) -> bool:
+        """Return True when so many bytes may go on the stream now; the first operation always may."""
+        if not self._flying:
+            return True
+        return self._flying < self._max_flying and self._flying_nbytes + nbytes <= self._max_flying_nbytes
+
+    def mark(self, nbytes: int) -> Marker:
+        """Return a marker behind everything that an operation of ``nbytes`` put on the stream."""
+        marker = self.markers.record(self.stream)
+        self._flying += 1
+        self._flying_nbytes += nbytes
+        return marker
+
+    def landed(self, marker: Marker, nbytes: int) -> None:
+        """Take the marker of an operation back whose copies are done."""
+        self.markers.give_back(marker)
+        self._flying -= 1
+        self._flying_nbytes -= nbytes
+        self.moved_nbytes += nbytes
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        pause = _FIRST_PAUSE_S
+        due: float | None = None
+        while True:
+            with self._changed:
+                if not (self._inbox or self._woken or (self._stopping and not self._work)):
+                    self._changed.wait(self._sleep_s(pause, due))
+                inbox, self._inbox = self._inbox, []
+                moved, self._woken = bool(inbox) or self._woken, False
+            for action in inbox:
+                self._guarded(action, None)
+            moved |= self._advance_all()
+            due = self._guarded(self.chores, None)
+            pause = _FIRST_PAUSE_S if moved else min(2 * pause, 1.0)
+            with self._changed:
+                if self._stopping and not self._work and not self._inbox:
+                    return
+
+    def _sleep_s(self, pause: float, due: float | None) -> float | None:
+        """How long to sleep when nobody wakes us: devices wake nobody, so we look."""
+        if self._work:
+            return min(pause, _FLYING_PAUSE_S if self._flying else _WAITING_PAUSE_S)
+        return None if due is None else max(0.0, due - time.monotonic())
+
+    def _advance_all(self) -> bool:
+        moved, self.blocked = False, False
+        lost = self._lost()
+        for work in self._work:
+            if lost is not None:
+                self._guarded(partial(work.fail, lost), None)
+            if not work.ended:
+                moved |= self._guarded(partial(work.advance, time.monotonic()), False)
+        self._work = [work for work in self._work if not work.ended]
+        return moved
+
+    def _guarded(self, action: Callable[[], T], otherwise: T) -> T:
+        """Run ``action``. Whatever it raises would end the thread, and leave everybody waiting: it ends the engine."""
+        try:
+            return action()
+        except DevIPCError as error:
+            _log.exception("the cache engine ends")
+            self.lose(error)
+        except Exception as error:
+            _log.exception("a defect of the cache engine, which ends it")
+            self.lose(DevIPCError(f"{type(error).__name__}: {error}", code="defect", remedy="report it"))
+        return otherwise

@@ -1,0 +1,275 @@
+"""The deployment within one process: an engine in the caller's own, fences on local markers, no memory operations.
+
+Owns the fences and ready points of that deployment, and the engine that a client may have for itself. A stream of this
+process waits for a stream of this process; there is nothing that could die on its own.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from devipc.deadline import bounded, deadline_after, remaining
+from devipc.errors import BoundsError, CompletionTimeout, FencePoisoned, UsageError
+from devipc.hicache.arena import HostArena
+from devipc.hicache.engine import Engine, EngineConfig
+from devipc.hicache.hosttier import HostTier
+from devipc.hicache.index import IndexReader, IndexWriter
+from devipc.hicache.mover import MarkerPool
+from devipc.hicache.operations import Event
+from devipc.hicache.requests import Answers, Request
+from devipc.hicache.session import Session
+from devipc.interfaces.backend import Device
+from devipc.interfaces.transfer import Marker, Stream
+from devipc.types import PoisonReason
+
+__all__ = ["LocalEngine", "LocalFence", "LocalLink", "LocalReady"]
+
+_LONGEST_PAUSE_S = 1e-3
+
+
+class LocalFence:
+    """A timeline whose values stand for markers. Fulfils both ends of a completion fence."""
+
+    def __init__(self, markers: MarkerPool, engine: Engine) -> None:
+        self._markers = markers
+        self._transfer = engine.transfer
+        self._changed = threading.Condition()
+        self._values: list[int] = []
+        self._recorded: list[Marker] = []
+        self._settled = False
+        self._reason: PoisonReason | None = None
+
+    # --- the engine's end ---
+
+    def signal(self, stream: Stream, n: int) -> None:
+        """See :class:`~devipc.hicache.requests.CompletionFence`."""
+        marker = self._markers.record(stream)
+        with self._changed:
+            self._values.append(n)
+            self._recorded.append(marker)
+            self._changed.notify_all()
+
+    def settle(self) -> None:
+        """See :class:`~devipc.hicache.requests.CompletionFence`."""
+        self._end(None)
+
+    def poison(self, reason: PoisonReason) -> None:
+        """See :class:`~devipc.hicache.requests.CompletionFence`."""
+        self._end(reason)
+
+    def _end(self, reason: PoisonReason | None) -> None:
+        with self._changed:
+            if self._settled or self._reason is not None:
+                return
+            self._settled, self._reason = reason is None, reason
+            markers, self._recorded = self._recorded, []
+            self._changed.notify_all()
+        for marker in markers:
+            self._markers.give_back(marker)
+
+    # --- the client's end ---
+
+    def query(self, n: int) -> bool:
+        """See :class:`~devipc.hicache.ticket.WaitFence`."""
+        with self._changed:
+            if (marker := self._marker(n)) is None:
+                return self._settled
+            return self._transfer.query_marker(marker)
+
+    def _marker(self, n: int) -> Marker | None:
+        if self._reason is not None:
+            raise FencePoisoned(
+                f"the operation ended without its copies: {self._reason.name.lower()}",
+                code=self._reason.name.lower(),
+                remedy="discard what waited for it; the ticket says why",
+            )
+        at = bisect_left(self._values, n)
+        return self._recorded[at] if not self._settled and at < len(self._values) else None
+
+    def synchronize(self, n: int, timeout_s: float) -> None:
+        """See :class:`~devipc.hicache.ticket.WaitFence`."""
+        deadline = deadline_after(timeout_s)
+        pause = 50e-6
+        while not self.query(n):
+            if not remaining(deadline):
+                raise CompletionTimeout(
+                    f"the copies are not done after {timeout_s:g} s", remedy="wait again, or cancel the operation"
+                )
+            time.sleep(min(pause, remaining(deadline)))
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def wait(self, stream: Stream, n: int, *, timeout_s: float = 0.0) -> None:
+        """See :class:`~devipc.hicache.ticket.WaitFence`."""
+        if self._transfer.is_capturing(stream):
+            raise UsageError("wait on a capturing stream", code="capturing", remedy="wait first, then launch the graph")
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._settled or self._marker(n) is not None, bounded(timeout_s)):
+                raise CompletionTimeout(
+                    f"the copies were not submitted within {timeout_s:g} s",
+                    remedy="the operation still waits for its ready point, for room, or for those before it",
+                )
+            if (marker := self._marker(n)) is not None:
+                self._transfer.wait_marker(stream, marker)
+
+
+class LocalReady:
+    """A point in a stream of the caller. Fulfils :class:`~devipc.hicache.requests.ReadyPoint`."""
+
+    def __init__(self, markers: MarkerPool, engine: Engine, stream: Stream) -> None:
+        self._markers = markers
+        self._transfer = engine.transfer
+        self._lock = threading.Lock()
+        self._marker: Marker | None = None
+        self._marker = markers.record(stream)
+
+    def reached(self) -> bool:
+        """See :class:`~devipc.hicache.requests.ReadyPoint`."""
+        with self._lock:
+            if self._marker is None:
+                return True
+            if not self._transfer.query_marker(self._marker):
+                return False
+            self._markers.give_back(self._marker)
+            self._marker = None
+        return True
+
+    def __del__(self) -> None:
+        # Not reached, and nobody is left to ask: it may stand for something else from now on.
+        if self._marker is not None:
+            self._markers.give_back(self._marker)
+
+
+class LocalEngine:
+    """An engine with all that it needs, in this process. Several clients may share it.
+
+    Parameters
+    ----------
+    device : Device
+        Stays the caller's, and open until :meth:`close` has returned.
+    config : EngineConfig, optional
+        Sizes and limits.
+    """
+
+    def __init__(self, device: Device, config: EngineConfig | None = None) -> None:
+        config = config or EngineConfig()
+        self.config = config
+        self._arena = HostArena(config.tier_nbytes)
+        try:
+            # Entries cost 64 bytes of index each; pages of less than 4 KiB are found by a lookup only, once it is full.
+            self.index = IndexWriter(max_entries=max(1024, config.tier_nbytes // 4096))
+        except BaseException:
+            self._arena.close()
+            raise
+        try:
+            self.tier = HostTier(
+                self._arena.chunks(config.chunk_nbytes),
+                self.index,
+                slab_nbytes=config.slab_nbytes,
+                extent_pages=config.extent_pages,
+            )
+            self.engine = Engine(device, self._arena, self.tier, config)
+        except BaseException:
+            self.index.close()
+            self._arena.close()
+            raise
+        self.markers = MarkerPool(self.engine.transfer)
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """End everything. Raises CompletionTimeout, and keeps the memory, while a stream does not let go."""
+        self.engine.close(timeout_s)
+        self.markers.close()
+        self.index.close()
+        self._arena.close()
+
+    def __enter__(self) -> LocalEngine:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+
+class LocalLink:
+    """How a client of this process reaches its engine. Fulfils :class:`~devipc.hicache.links.EngineLink`.
+
+    Parameters
+    ----------
+    local : LocalEngine
+        The engine.
+    owned : bool
+        True to close it with the link.
+    """
+
+    def __init__(self, local: LocalEngine, *, owned: bool) -> None:
+        self.instance = secrets.token_bytes(16)
+        self._local = local
+        self._engine = local.engine
+        self._owned = owned
+        self._session: Session | None = None
+
+    @property
+    def layer_groups(self) -> Sequence[int]:
+        """See :class:`~devipc.hicache.links.EngineLink`."""
+        return self._local.config.layer_groups
+
+    def attach(self, answers: Answers) -> None:
+        """See :class:`~devipc.hicache.links.EngineLink`."""
+        self._session = self._engine.attach(self.instance, answers)
+
+    @property
+    def session(self) -> Session:
+        """The engine's side."""
+        assert self._session is not None
+        return self._session
+
+    def reader(self) -> IndexReader:
+        """See :class:`~devipc.hicache.links.EngineLink`."""
+        return IndexReader(self._local.index.fileno(), epoch=self._local.index.epoch)
+
+    def reach(self, exports: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+        """See :class:`~devipc.hicache.links.EngineLink`: in this process the addresses are the caller's own."""
+        memory = self._engine.device.memory
+        for ptr, nbytes in exports if memory is not None else ():
+            assert memory is not None
+            found = memory.describe(ptr)
+            if not found.base <= ptr <= ptr + nbytes <= found.base + found.nbytes:
+                raise BoundsError(
+                    f"[{ptr:#x}, {ptr + nbytes:#x}) leaves the allocation of {found.nbytes} bytes that the driver"
+                    f" reports ({found.kind.value})",
+                    remedy="pass the ranges that belong to the layout's chunks, in chunk order",
+                )
+        return tuple(ptr for ptr, _ in exports)
+
+    def ready(self, stream: Stream) -> LocalReady:
+        """See :class:`~devipc.hicache.links.EngineLink`."""
+        return LocalReady(self._local.markers, self._engine, stream)
+
+    def fence(self) -> LocalFence:
+        """See :class:`~devipc.hicache.links.EngineLink`."""
+        return LocalFence(self._local.markers, self._engine)
+
+    def submit(self, request: Request) -> None:
+        """See :class:`~devipc.hicache.links.EngineLink`."""
+        self.session.submit(request)
+
+    def tell(self, op: int, event: Event) -> None:
+        """See :class:`~devipc.hicache.links.EngineLink`."""
+        self.session.tell(op, event)
+
+    def close(self, timeout_s: float) -> None:
+        """See :class:`~devipc.hicache.links.EngineLink`."""
+        deadline = deadline_after(timeout_s)
+        if self._session is not None:
+            self._session.dying()
+            if not self._session.wait_idle(timeout_s=remaining(deadline)):
+                raise CompletionTimeout(
+                    f"operations of this client still use its pages after {timeout_s:g} s",
+                    code="stalled_stream",
+                    remedy="free no pool yet; find out what the engine's stream waits for, then close again",
+                )
+            self._engine.detach(self._session)
+        if self._owned:
+            self._local.close(remaining(deadline))

@@ -1,0 +1,240 @@
+"""Moving the bytes of pages: a plan is made and put on a stream, straight to the arena or through a small buffer.
+
+Owns the addresses of host places and the order of driver calls. It knows no operation, no key and no client.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from devipc.errors import ClosedError, DevIPCError, UsageError
+from devipc.hicache.arena import HostArena
+from devipc.hicache.hosttier import HostTier
+from devipc.hicache.layout import PoolLayout
+from devipc.hicache.planner import LAYER_GROUPS, CopyPlan, Direction, HostPages, Planner
+from devipc.hicache.records import Places
+from devipc.interfaces.transfer import DeviceTransfer, Marker, Stream
+from devipc.memfd import SharedMap
+
+__all__ = ["BouncedMover", "MarkerPool", "Mover", "PinnedMover"]
+
+_PAUSE_S = 50e-6
+_log = logging.getLogger("devipc.hicache")
+
+
+class MarkerPool:
+    """Markers that are used again: making one is a driver call. Any thread."""
+
+    def __init__(self, transfer: DeviceTransfer) -> None:
+        self._transfer = transfer
+        self._unused: list[Marker] = []
+        self._all: list[Marker] = []
+
+    def record(self, stream: Stream) -> Marker:
+        """Return a marker behind all work of ``stream`` so far."""
+        try:
+            marker = self._unused.pop()
+        except IndexError:
+            marker = self._transfer.create_marker()
+            self._all.append(marker)
+        try:
+            self._transfer.record(marker, stream)
+        except BaseException:
+            self._unused.append(marker)
+            raise
+        return marker
+
+    def give_back(self, marker: Marker) -> None:
+        """Take a marker back that nobody will ask again. Streams that wait for it go on doing so."""
+        self._unused.append(marker)
+
+    def close(self) -> None:
+        """Destroy all of them; to be called when nobody asks any more. A lost device gives nothing back."""
+        self._unused.clear()
+        while self._all:
+            try:
+                self._transfer.destroy_marker(self._all.pop())
+            except DevIPCError as error:
+                _log.warning("a marker was not given back: %s", error)
+
+
+class Mover(Protocol):
+    """Moves pages between one device and one arena. Each lane has a stream of its own and calls from its thread."""
+
+    def planner(self, layout: PoolLayout, addresses: Sequence[int]) -> Planner:
+        """Return what plans for a pool at these device addresses.
+
+        Raises
+        ------
+        UsageError
+            When a page of the pool cannot be moved here.
+        """
+        ...
+
+    def move(
+        self,
+        planner: Planner,
+        direction: Direction,
+        pages: npt.NDArray[np.int64],
+        places: Places,
+        stream: Stream,
+        on_group: Callable[[int], None],
+    ) -> None:
+        """Put the copies of ``pages`` on ``stream``; call ``on_group(k)`` behind those of layer group ``k`` (from 0).
+
+        A backup has one group. What was put there before an error stays there: wait for it.
+        """
+        ...
+
+
+def _submit(transfer: DeviceTransfer, stream: Stream, plan: CopyPlan, on_group: Callable[[int], None]) -> None:
+    for group, copies in enumerate(plan.groups):
+        if len(copies.strided):
+            transfer.copy_strided(stream, copies.strided)
+        if len(copies.nbytes):
+            transfer.copy_batch(stream, copies.dst, copies.src, copies.nbytes)
+        on_group(group)
+
+
+class PinnedMover:
+    """Copies straight to and from a registered arena.
+
+    Parameters
+    ----------
+    transfer : DeviceTransfer
+        The device's.
+    arena : HostArena
+        Registered with it.
+    groups : sequence of int
+        Sizes of a restore's first layer groups.
+    """
+
+    def __init__(self, transfer: DeviceTransfer, arena: HostArena, *, groups: Sequence[int] = LAYER_GROUPS) -> None:
+        self._transfer = transfer
+        self._arena = arena
+        self._groups = groups
+
+    def planner(self, layout: PoolLayout, addresses: Sequence[int]) -> Planner:
+        """See :class:`Mover`."""
+        return Planner(
+            layout,
+            addresses,
+            arena=(self._arena.address, self._arena.nbytes),
+            block_nbytes=HostTier.block_of(layout.page_nbytes),
+            groups=self._groups,
+        )
+
+    def move(
+        self,
+        planner: Planner,
+        direction: Direction,
+        pages: npt.NDArray[np.int64],
+        places: Places,
+        stream: Stream,
+        on_group: Callable[[int], None],
+    ) -> None:
+        """See :class:`Mover`."""
+        host = HostPages.extents(places.offset + self._arena.address, places.span, places.index)
+        plan = planner.plan(direction, pages, host, by_layer_group=direction is Direction.RESTORE)
+        _submit(self._transfer, stream, plan, on_group)
+
+
+class BouncedMover:
+    """Copies through a small registered buffer, for an arena that could not be registered. Blocks its lane meanwhile.
+
+    Parameters
+    ----------
+    transfer, arena, groups
+        As :class:`PinnedMover`.
+    bounce : SharedMap
+        The buffer; half of it is for each direction.
+    markers : MarkerPool
+        For waiting.
+    stopped : callable
+        True when nobody waits any more: a stream that stands still must not keep the engine from closing.
+    """
+
+    def __init__(
+        self,
+        transfer: DeviceTransfer,
+        arena: HostArena,
+        bounce: SharedMap,
+        markers: MarkerPool,
+        *,
+        stopped: Callable[[], bool],
+        groups: Sequence[int] = LAYER_GROUPS,
+    ) -> None:
+        self._transfer = transfer
+        self._arena = arena
+        self._bounce = bounce
+        self._markers = markers
+        self._stopped = stopped
+        self._groups = groups
+        self._half = bounce.nbytes // 2
+
+    def planner(self, layout: PoolLayout, addresses: Sequence[int]) -> Planner:
+        """See :class:`Mover`."""
+        if layout.page_nbytes > self._half:
+            raise UsageError(
+                f"pages of {layout.page_nbytes} bytes, the buffer of an unpinned host tier takes {self._half}",
+                code="bounce",
+                remedy="let the host tier be pinned (its status says why it is not), or use smaller pages",
+            )
+        arena = (self._bounce.address, self._bounce.nbytes)
+        return Planner(layout, addresses, arena=arena, groups=self._groups)
+
+    def move(
+        self,
+        planner: Planner,
+        direction: Direction,
+        pages: npt.NDArray[np.int64],
+        places: Places,
+        stream: Stream,
+        on_group: Callable[[int], None],
+    ) -> None:
+        """See :class:`Mover`. When it returns, the copies are done."""
+        page = planner.page_nbytes
+        base = self._bounce.address + (self._half if direction is Direction.RESTORE else 0)
+        step = self._half // page
+        pieces = [component.page_rows * plane.row_nbytes for component, plane in planner.layout.planes()]
+        for start in range(0, len(pages), step):
+            part = pages[start : start + step]
+            slots = base + page * np.arange(len(part))
+            plan = planner.plan(direction, part, HostPages.blocks(slots))
+            if direction is Direction.RESTORE:
+                self._shift(slots, places, start, pieces, to_arena=False)
+            _submit(self._transfer, stream, plan, lambda _group: None)
+            self._await(stream)
+            if direction is Direction.BACKUP:
+                self._shift(slots, places, start, pieces, to_arena=True)
+        for group in range(len(planner.groups) if direction is Direction.RESTORE else 1):
+            on_group(group)
+
+    def _shift(
+        self, slots: npt.NDArray[np.int64], places: Places, start: int, pieces: list[int], *, to_arena: bool
+    ) -> None:
+        """Move pages between the buffer, where each is packed, and their extents, which are plane by plane."""
+        for number, slot in enumerate(slots.tolist(), start):
+            base = self._arena.address + int(places.offset[number])
+            span, index = int(places.span[number]), int(places.index[number])
+            before = 0
+            for nbytes in pieces if span > 1 else (sum(pieces),):
+                place, packed = base + span * before + index * nbytes, slot + before
+                target, source = (place, packed) if to_arena else (packed, place)
+                ctypes.memmove(target, source, nbytes)
+                before += nbytes
+
+    def _await(self, stream: Stream) -> None:
+        marker = self._markers.record(stream)
+        while not self._transfer.query_marker(marker):
+            if self._stopped():
+                raise ClosedError("the engine was closed while its stream stood still", remedy="look at the device")
+            time.sleep(_PAUSE_S)
+        self._markers.give_back(marker)

@@ -1,0 +1,115 @@
+"""A registered pool, on the engine's side: its plan maker, its namespace, and who uses it.
+
+Owns the refusal of pages and requests that do not belong to it, before anything is planned.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from devipc.errors import BoundsError, StaleError, UsageError
+from devipc.hicache.hosttier import HostTier
+from devipc.hicache.keys import KEY_NBYTES
+from devipc.hicache.planner import Planner
+from devipc.hicache.requests import Keys, PageIds
+
+__all__ = ["Pool", "page_names"]
+
+
+def page_names(keys: Keys, namespace: bytes) -> Keys:
+    """Return the names under which pages of a namespace are kept, uint8 ``(n, 16)``: the keys, told apart.
+
+    Keys are digests, and so is the namespace; their difference is one that no other pair has.
+    """
+    named: Keys = keys ^ np.frombuffer(namespace, np.uint8)
+    return named
+
+
+class Pool:
+    """One generation of a client's pool. Any thread.
+
+    Parameters
+    ----------
+    number, generation : int
+        The client's.
+    planner : Planner
+        Plans for it.
+    namespace : bytes
+        Digest, 16 bytes.
+    """
+
+    def __init__(self, number: int, generation: int, planner: Planner, namespace: bytes) -> None:
+        if len(namespace) != KEY_NBYTES:
+            raise UsageError(f"namespace of {len(namespace)} bytes", remedy="pass Namespace.digest()")
+        self.number = number
+        self.generation = generation
+        self.planner = planner
+        self.layout = planner.layout
+        self.namespace = namespace
+        self.block_nbytes = HostTier.block_of(planner.page_nbytes)
+        self.users = 0  # operations that have not ended; the session counts
+        self._lock = threading.Lock()
+        self._claimed = np.zeros(self.layout.page_count, np.bool_)
+
+    def check_generation(self, generation: int) -> None:
+        """Refuse a request that was made for another layout."""
+        if generation != self.generation:
+            raise StaleError(
+                f"the request is of generation {generation} of the pool, {self.generation} is registered",
+                remedy="use the pool that register_pool returned last",
+            )
+
+    def check_keys(self, keys: Keys, count: int | None = None) -> None:
+        """Refuse keys of another shape, or another number than pages."""
+        shape = keys.shape
+        if keys.dtype != np.uint8 or keys.ndim != 2 or shape[1] != KEY_NBYTES or count not in (None, shape[0]):
+            raise UsageError(
+                f"keys {keys.dtype} of shape {shape} for {count} pages",
+                code="shape",
+                remedy=f"pass uint8 (n, {KEY_NBYTES}), a key for each page",
+            )
+
+    def check_pages(self, pages: PageIds, *, distinct: bool) -> None:
+        """Refuse pages that are reserved or outside of the pool, and, when they are destinations, repeated ones."""
+        if pages.ndim != 1 or pages.dtype != np.int64 or not len(pages):
+            raise UsageError(
+                f"pages {pages.dtype} of shape {pages.shape}", code="shape", remedy="pass int64 (n,), at least one"
+            )
+        low, high = int(pages.min()), int(pages.max())
+        if low < self.layout.first_page or high >= self.layout.page_count:
+            raise BoundsError(
+                f"pages {low} .. {high}, the pool moves {self.layout.first_page} .. {self.layout.page_count - 1}",
+                code="page",
+                remedy="pass page ids, not token slots; reserved pages are never moved",
+            )
+        if distinct and len(np.unique(pages)) != len(pages):
+            raise BoundsError("a page is the destination of two pages", code="duplicate", remedy="pass each page once")
+
+    def claim(self, pages: PageIds) -> None:
+        """Note that a restore will write these pages.
+
+        Raises
+        ------
+        UsageError
+            With code ``page_busy`` when another one that has not ended writes any of them.
+        """
+        with self._lock:
+            if self._claimed[pages].any():
+                raise UsageError(
+                    "a restore that has not ended writes to some of these pages",
+                    code="page_busy",
+                    remedy="a page belongs to its restore until that has its status, also after it was cancelled",
+                )
+            self._claimed[pages] = True
+
+    def unclaim(self, pages: PageIds) -> None:
+        """Note that the restore has ended."""
+        with self._lock:
+            self._claimed[pages] = False
+
+    def names(self, keys: Keys) -> list[bytes]:
+        """Return the name of each page in the host tier."""
+        raw = page_names(keys, self.namespace).tobytes()
+        return [raw[at : at + KEY_NBYTES] for at in range(0, len(raw), KEY_NBYTES)]

@@ -1,0 +1,312 @@
+"""The engine's side of one client: its pools, its operations, and their admission.
+
+Owns what a client has open, and what becomes of it when the client dies. Admission runs on the thread that brings the
+request; after it, a transfer belongs to its lane. It knows no socket.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from devipc.errors import CapabilityError, ClosedError, DevIPCError, ResourceExhausted, StaleError, UsageError
+from devipc.hicache.engineop import EngineOp
+from devipc.hicache.operations import Event, Kind
+from devipc.hicache.pools import Pool
+from devipc.hicache.requests import (
+    Answers,
+    Backup,
+    Flush,
+    Invalidate,
+    Lookup,
+    PoolRequest,
+    Prefetch,
+    RegisterPool,
+    Request,
+    Restore,
+    StatusRequest,
+    UnregisterPool,
+)
+from devipc.hicache.results import Answer, PageResult, fresh
+from devipc.hicache.transfers import BackupOp, RestoreOp
+
+if TYPE_CHECKING:
+    from devipc.hicache.engine import Engine
+
+__all__ = ["Session"]
+
+MAX_POOLS = 64
+_TRANSFERS = (Kind.BACKUP, Kind.RESTORE)
+
+
+class _ShortOp(EngineOp):
+    """An operation that is answered at once, or that only waits for a word: everything but a transfer."""
+
+    given = Answer()
+
+    def answer(self) -> Answer:
+        return self.given
+
+    def say(self, event: Event, answer: Answer) -> None:
+        """Step with the answer to be told."""
+        self.given = answer
+        self.step(event)
+
+
+class Session:
+    """See the module. Any thread.
+
+    Parameters
+    ----------
+    engine : Engine
+        Serves it.
+    owner : bytes
+        The client's instance.
+    answers : Answers
+        Where its answers go.
+    """
+
+    def __init__(self, engine: Engine, owner: bytes, answers: Answers) -> None:
+        self.owner = owner
+        self.answers = answers
+        self._engine = engine
+        self._tier = engine.tier
+        self._lock = threading.RLock()  # of what is below; steps of short operations are taken under it
+        self._idle = threading.Condition(self._lock)
+        self._pools: dict[int, Pool] = {}
+        self._leaving: dict[int, _ShortOp] = {}  # by pool: its UNREGISTER, which waits for the users
+        self._ops: dict[int, EngineOp] = {}
+        self._transfers = 0
+        self._last_op = 0
+        self._dying = False
+        self._short: dict[type[Request], Callable[[_ShortOp, Request], None]] = {
+            RegisterPool: self._register,
+            UnregisterPool: self._unregister,
+            Lookup: self._lookup,
+            Prefetch: self._prefetch,
+            Invalidate: self._invalidate,
+            Flush: self._flush,
+            StatusRequest: self._status,
+        }
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        """Begin an operation; what becomes of it is answered, a refusal too, perhaps before this returns.
+
+        Raises
+        ------
+        UsageError
+            When the number is not larger than all before: it could not be told from an older operation.
+        """
+        with self._lock:
+            if request.op <= self._last_op:
+                raise UsageError(
+                    f"operation {request.op} after {self._last_op}", code="duplicate", remedy="count operations up"
+                )
+            self._last_op = request.op
+        if isinstance(request, Backup | Restore):
+            self._submit_transfer(request)
+            return
+        operation = _ShortOp(request, self.owner, self.answers.answer, self._ended)
+        with self._lock:
+            self._ops[request.op] = operation
+            try:
+                self._refuse_when_over()
+                self._short[type(request)](operation, request)
+            except DevIPCError as error:
+                operation.say(Event.REFUSE, Answer(error=error))
+
+    def _submit_transfer(self, request: Backup | Restore) -> None:
+        engine = self._engine
+        try:
+            pool = self._enter(request)
+        except DevIPCError as error:
+            # Refused before there is anything to keep: one step, of the right table.
+            refused = _ShortOp(request, self.owner, self.answers.answer, lambda _op: None)
+            refused.given = Answer(np.full(len(request.pages), PageResult.NOT_DONE, np.uint8), error)
+            refused.step(Event.REFUSE)
+            return
+        operation: BackupOp | RestoreOp
+        common = (self.owner, self.answers.answer, self._ended)
+        if isinstance(request, Backup):
+            lane = engine.backups
+            operation = BackupOp(request, *common, pool=pool, tier=self._tier, lane=lane)
+        else:
+            lane = engine.restores
+            operation = RestoreOp(request, *common, pool=pool, tier=self._tier, lane=lane)
+        with self._lock:
+            self._ops[request.op] = operation
+        try:
+            operation.admit()
+        except DevIPCError as error:
+            operation.refuse(error)
+            return
+        lane.add(operation)
+
+    def _enter(self, request: Backup | Restore) -> Pool:
+        """Check everything that needs no host tier, and count the operation."""
+        with self._lock:
+            self._refuse_when_over()
+            pool = self._pool(request)
+            pool.check_pages(request.pages, distinct=isinstance(request, Restore))
+            pool.check_keys(request.keys, len(request.pages))
+            most = self._engine.config.max_ops
+            if self._transfers >= most:
+                raise ResourceExhausted(
+                    f"{most} transfers of this client are unfinished",
+                    code="busy",
+                    remedy="wait for one of them; or let the engine take more (max_ops)",
+                )
+            self._transfers += 1
+            pool.users += 1
+        return pool
+
+    def _refuse_when_over(self) -> None:
+        if self._engine.lost is not None:
+            raise fresh(self._engine.lost)
+        if self._dying:
+            raise ClosedError("the client is detached", remedy="connect again")
+
+    def _pool(self, request: PoolRequest) -> Pool:
+        pool = self._pools.get(request.pool)
+        if pool is None:
+            raise StaleError(f"pool {request.pool} is not registered", remedy="register it, and use what that returns")
+        pool.check_generation(request.generation)
+        return pool
+
+    # --- short operations, with the lock -----------------------------------------------------------------------------
+
+    def _register(self, operation: _ShortOp, request: Request) -> None:
+        assert isinstance(request, RegisterPool)
+        if request.pool in self._pools or len(self._pools) >= MAX_POOLS:
+            raise UsageError(
+                f"pool {request.pool} is registered, or {MAX_POOLS} are",
+                code="pools",
+                remedy="unregister pools that are no longer used, and count their numbers up",
+            )
+        planner = self._engine.mover.planner(request.layout, request.addresses)
+        pool = Pool(request.pool, request.generation, planner, request.namespace)
+        if not self._tier.capacity(pool.block_nbytes):
+            raise ResourceExhausted(
+                f"a page has {planner.page_nbytes} bytes, no slab of the host tier holds one",
+                code="too_large",
+                retryable=False,
+                remedy="give the host tier larger slabs (slab_nbytes), and more memory",
+            )
+        self._pools[request.pool] = pool
+        advice: list[object] = [
+            {"code": one.code, "message": one.message, "remedy": one.remedy} for one in request.layout.advice()
+        ]
+        operation.say(Event.FINISH, Answer(detail={"advice": advice}))
+
+    def _unregister(self, operation: _ShortOp, request: Request) -> None:
+        assert isinstance(request, UnregisterPool)
+        pool = self._pool(request)
+        del self._pools[pool.number]
+        operation.step(Event.ADMIT)
+        if pool.users:
+            self._leaving[id(pool)] = operation
+        else:
+            operation.step(Event.DRAINED)
+
+    def _lookup(self, operation: _ShortOp, request: Request) -> None:
+        assert isinstance(request, Lookup)
+        pool = self._pool(request)
+        pool.check_keys(request.keys)
+        hit, _ = self._tier.hold(operation.holder, pool.names(request.keys), lease_s=request.lease_s)
+        results = np.where(hit, PageResult.HIT, PageResult.MISSING).astype(np.uint8)
+        operation.say(Event.FOUND if hit.any() else Event.FINISH, Answer(results))
+        self._engine.restores.wake()  # which looks after leases
+
+    def _prefetch(self, operation: _ShortOp, request: Request) -> None:
+        assert isinstance(request, Prefetch)
+        self._pool(request).check_keys(request.keys)
+        raise CapabilityError(
+            "there is no storage tier to fetch pages from",
+            code="no_storage",
+            remedy="recompute what the host tier does not hold",
+        )
+
+    def _invalidate(self, operation: _ShortOp, request: Request) -> None:
+        assert isinstance(request, Invalidate)
+        pool = self._pool(request)
+        pool.check_keys(request.keys)
+        gone = self._tier.invalidate(pool.names(request.keys))
+        operation.say(Event.FINISH, Answer(detail={"pages": gone}))
+
+    def _flush(self, operation: _ShortOp, request: Request) -> None:
+        assert isinstance(request, Flush)
+        gone = self._tier.flush(self._pool(request).namespace)
+        operation.say(Event.FINISH, Answer(detail={"pages": gone}))
+
+    def _status(self, operation: _ShortOp, request: Request) -> None:
+        operation.say(Event.FINISH, Answer(detail=self._engine.status()))
+
+    # --- what follows ------------------------------------------------------------------------------------------------
+
+    def tell(self, op: int, event: Event) -> None:
+        """Take what the client says about an operation. What comes after its end changes nothing."""
+        with self._lock:
+            operation = self._ops.get(op)
+            if isinstance(operation, _ShortOp):
+                if operation.allows(event):
+                    self._tier.release(operation.holder)
+                    operation.step(event)
+                return
+        if operation is not None:
+            self._on_lane(operation, event)
+
+    def expired(self, op: int) -> None:
+        """Note that the lease of a lookup is over; its pages are released already."""
+        with self._lock:
+            operation = self._ops.get(op)
+            if operation is not None and operation.allows(Event.EXPIRE):
+                operation.step(Event.EXPIRE)
+
+    def dying(self) -> None:
+        """The client is dying or leaves: nothing more is begun, leases end, and what moves is drained."""
+        with self._lock:
+            self._dying = True
+            self._pools.clear()
+            operations = list(self._ops.values())
+            for operation in operations:
+                if isinstance(operation, _ShortOp) and operation.allows(Event.CLIENT_DYING):
+                    self._tier.release(operation.holder)
+                    operation.step(Event.CLIENT_DYING)
+        for operation in operations:
+            if not isinstance(operation, _ShortOp):
+                self._on_lane(operation, Event.CLIENT_DYING)
+
+    def wait_idle(self, *, timeout_s: float) -> bool:
+        """Block until nothing of this client is open; False when the time is up."""
+        with self._lock:
+            return self._idle.wait_for(lambda: not self._ops, timeout_s)
+
+    def open_ops(self) -> list[EngineOp]:
+        """Return what has not ended."""
+        with self._lock:
+            return list(self._ops.values())
+
+    def _on_lane(self, operation: EngineOp, event: Event) -> None:
+        assert isinstance(operation, BackupOp | RestoreOp)
+        lane = self._engine.backups if isinstance(operation, BackupOp) else self._engine.restores
+        lane.post(lambda: operation.tell_from_client(event))
+
+    def _ended(self, operation: EngineOp) -> None:
+        with self._lock:
+            self._ops.pop(operation.op, None)
+            leaving = None
+            if operation.kind in _TRANSFERS:
+                self._transfers -= 1
+                pool = operation.pool  # type: ignore[attr-defined]
+                pool.users -= 1
+                if not pool.users:
+                    leaving = self._leaving.pop(id(pool), None)
+            if leaving is not None:
+                leaving.step(Event.DRAINED)
+            if not self._ops:
+                self._idle.notify_all()

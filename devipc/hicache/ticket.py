@@ -1,0 +1,337 @@
+"""Tickets: an operation on the client's side, what may be waited for, and how it ended.
+
+Owns the client's step through its table, and every way to wait: a host wait, a callback, asyncio, and the fence. It
+knows neither an engine nor how one is reached; two callables carry what it tells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Generator
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from devipc.deadline import bounded
+from devipc.errors import CompletionTimeout, DevIPCError, UsageError
+from devipc.hicache.operations import ANSWERS, Event, Kind, Side, Status, step, table_of
+from devipc.hicache.results import Answer, Outcome, PageResult, Results, fresh
+from devipc.interfaces.transfer import Stream
+
+__all__ = ["CancelFlag", "OperationFence", "Ticket", "WaitFence"]
+
+_PAGES_BACK = "the pages of an operation are its own until it has a status; wait again"
+
+
+class WaitFence(Protocol):
+    """The client's end of a completion fence: as :class:`devipc.completion.Fence`, whichever deployment made it."""
+
+    def query(self, n: int) -> bool:
+        """Return True when ``n`` is reached; raise FencePoisoned when it never will be."""
+        ...
+
+    def synchronize(self, n: int, timeout_s: float) -> None:
+        """Block the calling thread until ``n`` is reached."""
+        ...
+
+    def wait(self, stream: Stream, n: int, *, timeout_s: float = 0.0) -> None:
+        """Let later work on ``stream`` run once ``n`` is reached."""
+        ...
+
+
+class CancelFlag:
+    """The cancel word of an operation within one process."""
+
+    __slots__ = ("_set",)
+
+    def __init__(self) -> None:
+        self._set = False
+
+    def set(self) -> None:
+        """Give up. Never undone."""
+        self._set = True
+
+    def is_set(self) -> bool:
+        """Return True once it was set."""
+        return self._set
+
+
+class OperationFence:
+    """Completion of one operation, by layer group: for streams, and for the host.
+
+    A fence that is reached says that the copies are over. That what they brought is right, says the ticket's status.
+
+    Parameters
+    ----------
+    fence : WaitFence
+        Reaches 1 .. n for the groups.
+    groups : tuple of tuple of int
+        The layers of each group; one empty group where an operation has no groups.
+    """
+
+    def __init__(self, fence: WaitFence, groups: tuple[tuple[int, ...], ...]) -> None:
+        self._fence = fence
+        self.groups = groups
+        self._value_of = {layer: n for n, group in enumerate(groups, 1) for layer in group}
+
+    def _value(self, layer: int | None) -> int:
+        if layer is None:
+            return len(self.groups)
+        if layer not in self._value_of:
+            raise UsageError(f"no layer {layer}", remedy=f"layers by group: {self.groups}")
+        return self._value_of[layer]
+
+    def query(self, *, layer: int | None = None) -> bool:
+        """Return True when the group of ``layer`` (all groups when None) is in place. Raises FencePoisoned."""
+        return self._fence.query(self._value(layer))
+
+    def synchronize(self, *, layer: int | None = None, timeout_s: float) -> None:
+        """Block the calling thread until then. Raises CompletionTimeout and FencePoisoned."""
+        self._fence.synchronize(self._value(layer), timeout_s)
+
+    def wait(self, stream: Stream, *, layer: int | None = None, timeout_s: float = 5.0) -> None:
+        """Let later work of ``stream`` run then.
+
+        Blocks the calling thread, at most ``timeout_s``, until the copies were submitted; never for the copies.
+        """
+        self._fence.wait(stream, self._value(layer), timeout_s=timeout_s)
+
+
+class Ticket:
+    """One operation of a client. Any thread.
+
+    Attributes
+    ----------
+    op : int
+        Number of the operation.
+    kind : Kind
+        What it does.
+    fence : OperationFence or None
+        Of a backup: reached when its pages may be reused. Of a restore: by layer group. None for all others.
+    """
+
+    def __init__(
+        self,
+        op: int,
+        kind: Kind,
+        *,
+        page_count: int,
+        tell: Callable[[int, Event], None],
+        defer: Callable[[Callable[[], None]], None],
+        fence: OperationFence | None = None,
+        cancel: CancelFlag | None = None,
+    ) -> None:
+        self.op = op
+        self.kind = kind
+        self.fence = fence
+        self._table = table_of(kind, Side.CLIENT)
+        self._terminal = frozenset(self._table.terminal)
+        self._state = self._table.initial
+        self._tell = tell
+        self._defer = defer
+        self._cancel = cancel
+        self._changed = threading.Condition()
+        self._told: dict[Event, Answer] = {}
+        self._results: Results = np.full(page_count, PageResult.NOT_DONE, np.uint8)
+        self._error: DevIPCError | None = None
+        self._detail: dict[str, object] = {}
+        self._hooks: list[Callable[[], None]] = []
+        self._outbox: list[Event] | None = []  # until the operation was submitted
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        """State of the client's table."""
+        return self._state
+
+    @property
+    def status(self) -> Status | None:
+        """How it ended; None while it has not. With a status, its pages are the client's own again."""
+        return Status(self._state) if self._state in self._terminal else None
+
+    @property
+    def results(self) -> Results:
+        """What is known of each page, uint8 ``(n,)`` of :class:`PageResult`; a copy."""
+        with self._changed:
+            return self._results.copy()
+
+    @property
+    def detail(self) -> dict[str, object]:
+        """What a question was answered with."""
+        return self._detail
+
+    @property
+    def hit(self) -> npt.NDArray[np.bool_]:
+        """Which pages were found, bool ``(n,)``: of a lookup that was answered, or a restore that was admitted."""
+        return np.asarray(np.isin(self.results, (PageResult.HIT, PageResult.RESTORED)))
+
+    # --- waiting -----------------------------------------------------------------------------------------------------
+
+    def wait(self, timeout_s: float) -> Outcome:
+        """Block until the operation has a status, at most ``timeout_s`` seconds; may be repeated.
+
+        Raises
+        ------
+        CompletionTimeout
+            When the time is over: the operation goes on, and so does its claim on its pages.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._state in self._terminal, bounded(timeout_s)):
+                raise CompletionTimeout(
+                    f"{self.kind.value} {self.op} is {self._state} after {timeout_s:g} s", remedy=_PAGES_BACK
+                )
+            return Outcome(Status(self._state), self._results.copy(), self._error)
+
+    def result(self, timeout_s: float) -> Results:
+        """Return the result of each page as soon as the operation is completed.
+
+        Raises
+        ------
+        CompletionTimeout
+            As :meth:`wait`.
+        DevIPCError
+            When it ended otherwise; the engine's reason where it gave one.
+        """
+        outcome = self.wait(timeout_s)
+        if outcome.status is Status.COMPLETED:
+            return outcome.results
+        if outcome.error is not None:
+            raise fresh(outcome.error)
+        raise DevIPCError(
+            f"{self.kind.value} {self.op} is {outcome.status.value}",
+            code=outcome.status.value,
+            remedy="nothing of it is visible; submit it again if it is still wanted",
+        )
+
+    def reached(self, event: Event, timeout_s: float) -> bool:
+        """Block until the engine told ``event``; False when the operation ended without it.
+
+        ``admitted``, ``source_released`` (pages may be reused), ``visible`` and ``leased`` are worth to wait for.
+
+        Raises
+        ------
+        CompletionTimeout
+            When neither happened in time.
+        """
+        with self._changed:
+            if not self._changed.wait_for(
+                lambda: event in self._told or self._state in self._terminal, bounded(timeout_s)
+            ):
+                raise CompletionTimeout(
+                    f"{self.kind.value} {self.op} is {self._state}, not {event.value}, after {timeout_s:g} s",
+                    remedy=_PAGES_BACK,
+                )
+            return event in self._told
+
+    def add_callback(self, callback: Callable[[Ticket], None]) -> None:
+        """Call ``callback(ticket)`` once it has a status, on the client's own thread for callbacks."""
+        self.add_hook(lambda: self._defer(lambda: callback(self)))
+
+    def __await__(self) -> Generator[object, None, Outcome]:
+        """Await the outcome. A task that is cancelled stops waiting; the operation goes on."""
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> Outcome:
+        loop = asyncio.get_running_loop()
+        done = asyncio.Event()
+
+        def wake() -> None:
+            try:
+                loop.call_soon_threadsafe(done.set)
+            except RuntimeError:  # the loop was closed: nobody waits
+                return
+
+        self.add_hook(wake)
+        await done.wait()
+        return self.wait(0.0)
+
+    def add_hook(self, hook: Callable[[], None]) -> None:
+        """Call ``hook`` once there is a status, at once or on the thread that brings it. It must not block."""
+        with self._changed:
+            if self._state not in self._terminal:
+                self._hooks.append(hook)
+                return
+        hook()
+
+    # --- steering ----------------------------------------------------------------------------------------------------
+
+    def cancel(self) -> bool:
+        """Give up. Returns False when it has a status already, or cannot be given up.
+
+        A backup ends at once, and its pages may be reused: it will not be published. A restore ends when the engine
+        says so; until then its pages are written to.
+        """
+        if self._cancel is not None:
+            self._cancel.set()  # before anything else
+        return self.happen(Event.GIVE_UP)
+
+    def confirm(self) -> bool:
+        """Say that every restore which these pages depend on was completed: a backup may be published."""
+        return self.happen(Event.CONFIRM_FENCES)
+
+    def discard(self) -> bool:
+        """Say that a restore which these pages depend on failed: a backup must not be published."""
+        return self.happen(Event.DISCARD_BATCH)
+
+    def happen(self, event: Event) -> bool:
+        """Take a step that this side decides; False when the table does not allow it now."""
+        with self._changed:
+            if (self._state, event) not in self._table.transitions:
+                return False
+            tells, hooks = self._step(event)
+            if tells is not None and self._outbox is not None:
+                self._outbox.append(tells)
+                tells = None
+        # Without the lock: whoever carries it may answer on this very thread.
+        if tells is not None:
+            self._tell(self.op, tells)
+        for hook in hooks:
+            hook()
+        return True
+
+    # --- for the client ----------------------------------------------------------------------------------------------
+
+    def confirmed_with_request(self) -> None:
+        """Note that the request itself says that nothing needs to be confirmed."""
+        with self._changed:
+            self._step(Event.CONFIRM_FENCES)
+
+    def submitted(self) -> None:
+        """Note that the engine knows the operation; what was to be told meanwhile is told now."""
+        while True:
+            with self._changed:
+                if not self._outbox:
+                    self._outbox = None
+                    return
+                event = self._outbox.pop(0)
+            self._tell(self.op, event)
+
+    def take(self, event: Event, answer: Answer) -> None:
+        """Take what the engine tells. What comes after the status changes nothing."""
+        with self._changed:
+            if self._state in self._terminal or event not in ANSWERS:
+                return
+            _, hooks = self._step(event)
+            self._told[event] = answer
+            if answer.results is not None:
+                self._results = answer.results
+            self._error = answer.error or self._error
+            self._detail = answer.detail or self._detail
+        for hook in hooks:
+            hook()
+
+    def _step(self, event: Event) -> tuple[Event | None, list[Callable[[], None]]]:
+        """Step, with the lock held; return what to tell, and the hooks to call without it."""
+        following = step(self._table, self._state, event)
+        self._state = following.state
+        hooks: list[Callable[[], None]] = []
+        if self._state in self._terminal:
+            hooks, self._hooks = self._hooks, []
+        self._changed.notify_all()
+        return following.tells, hooks
+
+    def __repr__(self) -> str:
+        return f"<Ticket {self.op} {self.kind.value} {self._state}>"

@@ -1,0 +1,342 @@
+"""Backups and restores on the engine's side: what each waits for, and what it does next.
+
+Owns the step from a table's state to an action, and the one place where an operation gives back what it holds. It
+runs on its lane's thread, save for the admission. It knows neither other operations nor a client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from devipc.errors import CompletionTimeout, DeviceLostError, DevIPCError, ResourceExhausted
+from devipc.hicache.engineop import EngineOp, Tell
+from devipc.hicache.hosttier import HostTier
+from devipc.hicache.lane import Lane
+from devipc.hicache.operations import Event, Status
+from devipc.hicache.planner import Direction, page_runs
+from devipc.hicache.pools import Pool
+from devipc.hicache.records import Places, Reservation
+from devipc.hicache.requests import Backup, CompletionFence, ReadyPoint, Restore
+from devipc.hicache.results import Answer, PageResult, Results
+from devipc.interfaces.transfer import Marker
+from devipc.types import PoisonReason
+
+__all__ = ["BackupOp", "RestoreOp"]
+
+_WAITING = frozenset({"waiting", "waiting_confirmed", "admitted"})
+_COPYING = frozenset({"copying", "copying_confirmed"})
+_DRAINING = frozenset({"cancelling", "dropping", "expiring", "expiring_confirmed", "orphaned"})
+_POISON = {Status.TIMED_OUT: PoisonReason.TIMEOUT, Status.FAILED: PoisonReason.DEVICE_LOST}
+
+
+class _TransferOp(EngineOp):
+    """What backups and restores have in common."""
+
+    direction: Direction
+
+    def __init__(
+        self,
+        request: Backup | Restore,
+        owner: bytes,
+        tell: Tell,
+        on_end: Callable[[EngineOp], None],
+        *,
+        pool: Pool,
+        tier: HostTier,
+        lane: Lane,
+    ) -> None:
+        super().__init__(request, owner, tell, on_end)
+        self.pool = pool
+        self.pages = request.pages
+        self.names = pool.names(request.keys)
+        self.results: Results = np.full(len(request.pages), PageResult.NOT_DONE, np.uint8)
+        self.error: DevIPCError | None = None
+        self.fence: CompletionFence = request.fence
+        self._ready: ReadyPoint = request.ready
+        self._tier = tier
+        self._lane = lane
+        self._deadline = self.began + request.timeout_s
+        self._timeout_s = request.timeout_s
+        self._marker: Marker | None = None
+        self._nbytes = 0
+        self._released = False
+        self._broken = False
+
+    # --- what is told ---
+
+    def answer(self) -> Answer:
+        """Return what the client learns now."""
+        return Answer(self.results.copy(), self.error)
+
+    def refuse(self, error: DevIPCError) -> None:
+        """End before anything began."""
+        self.error = error
+        self.step(Event.REFUSE)
+
+    def tell_from_client(self, event: Event) -> None:
+        """Take what the client says. What comes too late, or a second time, changes nothing."""
+        if self.allows(event):
+            self.step(event)
+            self.settle()
+
+    # --- what happens next, on the lane ---
+
+    def advance(self, now: float) -> bool:
+        """See :class:`~devipc.hicache.lane.Work`."""
+        before = self.state
+        if self.state in _WAITING:
+            self._start_when_ready(now)
+        if self.state in _COPYING or self.state in _DRAINING:
+            self._look(now)
+        elif now >= self._deadline and self.allows(Event.DEADLINE):
+            self._time_out("waiting to be confirmed")
+        return self.state != before
+
+    def fail(self, error: DevIPCError) -> None:
+        """See :class:`~devipc.hicache.lane.Work`: what is on a lost device will not move again."""
+        self.error = self.error or error
+        if self.state in _WAITING:
+            self.step(Event.FENCE_POISONED)
+        elif self.state in _COPYING:
+            self.copies_failed()
+            self.step(Event.COPY_FAILED)
+        elif self.state in _DRAINING:
+            self.step(Event.DRAINED)
+
+    def _start_when_ready(self, now: float) -> None:
+        if now >= self._deadline:
+            self._time_out("waiting for its pages to be ready, or for room")
+            return
+        try:
+            if not self._ready.reached():
+                return
+        except DeviceLostError as error:
+            self._lane.lose(error)
+            return
+        except DevIPCError as error:  # poisoned, or closed under us: it will never be reached
+            self.error = error
+            self.step(Event.FENCE_POISONED)
+            return
+        if self._lane.blocked:
+            return
+        moving = self.moving()
+        nbytes = int(np.count_nonzero(moving)) * self.pool.layout.page_nbytes
+        places = self.places(moving) if self._lane.takes(nbytes) else None
+        if places is None:
+            self._lane.blocked = True
+            return
+        self.step(Event.FENCE_READY)
+        self._nbytes = nbytes
+        self._submit(moving, places)
+
+    def _time_out(self, doing: str) -> None:
+        """Begin the end, or end, because the deadline passed."""
+        self.error = self.error or CompletionTimeout(
+            f"{self.kind.value} has not finished within {self._timeout_s:g} s: {doing}",
+            remedy="look at the engine's status: what its streams wait for, and who holds the host tier",
+        )
+        self.step(Event.DEADLINE)
+
+    def _submit(self, moving: npt.NDArray[np.bool_], places: Places) -> None:
+        lane, stream = self._lane, self._lane.stream
+        try:
+            if len(places.offset):
+                lane.mover.move(
+                    self.pool.planner,
+                    self.direction,
+                    self.pages[moving],
+                    places,
+                    stream,
+                    lambda group: self.fence.signal(stream, group + 1),
+                )
+            else:
+                self.fence.signal(stream, 1)
+        except DevIPCError as error:
+            self.error, self._broken = error, True
+        try:
+            # Behind a failure too: what was put on the stream before it may still run.
+            self._marker = lane.mark(self._nbytes)
+        except DevIPCError as error:
+            lane.lose(self.error or error)
+
+    def _look(self, now: float) -> None:
+        if self.state in _COPYING and now >= self._deadline:
+            self._time_out("copying; it ends when the stream lets go of its pages")
+        if self._marker is None:
+            return
+        try:
+            if not self._lane.transfer.query_marker(self._marker):
+                return
+        except DevIPCError as error:  # whether the copies are done will never be known
+            self._lane.lose(error)
+            return
+        self._lane.landed(self._marker, self._nbytes)
+        self._marker = None
+        if self._broken:
+            self.copies_failed()
+        else:
+            self._released = True
+            self.copied()
+        if self.state in _DRAINING:
+            self.step(Event.DRAINED)
+        else:
+            self.step(Event.COPY_FAILED if self._broken else Event.COPIED)
+            self.settle()
+
+    # --- what differs ---
+
+    def moving(self) -> npt.NDArray[np.bool_]:
+        """Return which pages are to be copied, ``(n,)``."""
+        raise NotImplementedError
+
+    def places(self, moving: npt.NDArray[np.bool_]) -> Places | None:
+        """Return where the host pages are; None while there is no room."""
+        raise NotImplementedError
+
+    def copied(self) -> None:
+        """Enter the results of copies that are done."""
+
+    def copies_failed(self) -> None:
+        """Enter the results of copies of which nothing is known."""
+
+    def settle(self) -> None:
+        """Do what follows the copies."""
+
+    def give_back(self) -> None:
+        """Release the waiters, then the host tier."""
+        if self._released:
+            self.fence.settle()
+        else:
+            self.fence.poison(_POISON.get(Status(self.state), PoisonReason.CANCELLED))
+
+
+class BackupOp(_TransferOp):
+    """Device to host. Parameters as the base's."""
+
+    direction = Direction.BACKUP
+
+    def __init__(self, request: Backup, *arguments: object, **options: object) -> None:
+        super().__init__(request, *arguments, **options)  # type: ignore[arg-type]
+        self._cancel = request.cancel
+        self._partial = request.partial
+        self._reservation: Reservation | None = None
+        if request.confirmed:
+            self.step(Event.CONFIRMED)
+
+    def admit(self) -> None:
+        """Check what can be checked now, and wait for the rest. On the caller's thread."""
+        capacity = self._tier.capacity(self.pool.block_nbytes)
+        if len(self.pages) > capacity:
+            if not self._partial:
+                raise ResourceExhausted(
+                    f"{len(self.pages)} pages, the whole host tier holds {capacity}",
+                    code="too_large",
+                    retryable=False,
+                    remedy="back up fewer pages at once, ask for a partial backup, or give the host tier more memory",
+                )
+            self.results[capacity:] = PageResult.NO_ROOM
+        self.step(Event.ADMIT)
+
+    def moving(self) -> npt.NDArray[np.bool_]:
+        """All pages but those that are there, or do not fit."""
+        left_out = self.results == PageResult.NO_ROOM
+        self.results[~left_out] = PageResult.NOT_DONE
+        present = self._tier.present(self.names) & ~left_out
+        self.results[present] = PageResult.PRESENT
+        return np.asarray(~(present | left_out))
+
+    def places(self, moving: npt.NDArray[np.bool_]) -> Places | None:
+        """Reserve; the deadline limits how long that may be tried."""
+        chosen = np.flatnonzero(moving)
+        try:
+            self._reservation = self._tier.reserve(
+                self.holder,
+                [self.names[number] for number in chosen.tolist()],
+                namespace=self.pool.namespace,
+                block_nbytes=self.pool.block_nbytes,
+                runs=page_runs(self.pages[moving])[1].tolist(),
+            )
+        except ResourceExhausted as error:
+            self.error = error  # what a deadline will name as the cause
+            return None
+        self.error = None
+        return self._reservation.places
+
+    def settle(self) -> None:
+        """Publish, unless the client gave up before it used its pages again."""
+        if self.state != "copied":
+            return
+        if self._cancel.is_set():
+            self.step(Event.WORD_SET)
+            return
+        self.step(Event.WORD_CLEAR)
+        reservation, self._reservation = self._reservation, None
+        assert reservation is not None
+        self.results[self.results == PageResult.NOT_DONE] = self._tier.commit(reservation)
+        self.step(Event.PUBLISH)
+        self.step(Event.FINISH)
+
+    def copies_failed(self) -> None:
+        """What was to be copied has failed."""
+        self.results[self.results == PageResult.NOT_DONE] = PageResult.FAILED
+
+    def give_back(self) -> None:
+        """Also the blocks that were reserved, if they were not published."""
+        reservation, self._reservation = self._reservation, None
+        if reservation is not None:
+            self.results[self.results == PageResult.NOT_DONE] = PageResult.DROPPED
+            self._tier.abort(reservation)
+        super().give_back()
+
+
+class RestoreOp(_TransferOp):
+    """Host to device. Parameters as the base's."""
+
+    direction = Direction.RESTORE
+
+    def __init__(self, request: Restore, *arguments: object, **options: object) -> None:
+        super().__init__(request, *arguments, **options)  # type: ignore[arg-type]
+        self._partial = request.partial
+        self._found: Places | None = None
+        self._claimed = False
+
+    def admit(self) -> None:
+        """Hold the host pages, before the first byte moves, and say which are there. On the caller's thread."""
+        hit, self._found = self._tier.hold(self.holder, self.names, partial=self._partial)
+        self.results[:] = np.where(hit, PageResult.HIT, PageResult.MISSING)
+        missing = len(hit) - int(np.count_nonzero(hit))
+        if missing and (not self._partial or missing == len(hit)):
+            raise DevIPCError(
+                f"{missing} of {len(hit)} pages are not in the host tier",
+                code="missing",
+                remedy="recompute them, or ask for a partial restore of those that are there",
+            )
+        self.pool.claim(self.pages)
+        self._claimed = True
+        self.step(Event.ADMIT)
+
+    def moving(self) -> npt.NDArray[np.bool_]:
+        """The pages that are there."""
+        return np.asarray(self.results == PageResult.HIT)
+
+    def places(self, moving: npt.NDArray[np.bool_]) -> Places | None:
+        """Where they were found; they are held since."""
+        return self._found
+
+    def copied(self) -> None:
+        """Hits are restored now."""
+        self.results[self.results == PageResult.HIT] = PageResult.RESTORED
+
+    def copies_failed(self) -> None:
+        """What the hits' destinations hold is unknown."""
+        self.results[self.results == PageResult.HIT] = PageResult.FAILED
+
+    def give_back(self) -> None:
+        """Also the host pages and the claim of the destinations."""
+        self._tier.release(self.holder)
+        if self._claimed:
+            self.pool.unclaim(self.pages)
+        super().give_back()

@@ -1,0 +1,213 @@
+"""What fails: copies, pinning, streams that stand still, races, the engine itself."""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from devipc.errors import (
+    CompletionTimeout,
+    ResourceExhausted,
+    UsageError,
+)
+from devipc.hicache.api import UNFENCED
+from devipc.hicache.builders import BuiltPool
+from devipc.hicache.engine import EngineConfig
+from devipc.hicache.layout import Component, Plane, PoolChunk, PoolLayout, Rule
+from devipc.hicache.local import LocalEngine
+from devipc.hicache.operations import Status
+from devipc.hicache.results import PageResult
+from devipc.interfaces.backend import Device
+from tests.hicache.faulty import Failing, FaultyDevice
+from tests.hicache.scenario import done, filled, refused, scenario
+from tests.hicache.world import TIMEOUT_S, Gate, PoolMemory, until, world
+
+
+@scenario
+def a_page_is_a_bundle_of_all_components(device: Device) -> None:
+    """KV and its side data come back together or not at all, whichever copy fails."""
+    faulty: Any = FaultyDevice(device)
+    with world(faulty) as it:
+        kv, side = it.memory.allocate(64 * 64), it.memory.allocate(64 * 16)
+        parts = (
+            Component("kv", Rule.FULL_ATTENTION, 2, 2, (Plane(0, 0, 0, 24, 32, 64),)),
+            Component("index", Rule.FULL_ATTENTION, 2, 1, (Plane(1, 1, 0, 10, 10, 16),)),
+        )
+        kind = it.memory.describe(kv.ptr).exportable[0]
+        layout = PoolLayout(64, (PoolChunk(64 * 64, kind), PoolChunk(64 * 16, kind)), parts)
+        built = BuiltPool(layout, ((kv.ptr, 64 * 64), (side.ptr, 64 * 16)))
+        memory = PoolMemory(it.staging, built, [kv, side])
+        it.pools.append(memory)
+        client = it.client()
+        handle = it.register(client, memory)
+        keys = it.keys(handle, 4)
+        memory.fill([1, 2, 3, 4], keys)
+        for failing in (1, 2):
+            faulty.transfer.fault = Failing(failing, more=50)
+            outcome = client.backup(handle, [1, 2, 3, 4], keys, ready=UNFENCED).wait(TIMEOUT_S)
+            faulty.transfer.fault = lambda _name: None
+            assert outcome.status is Status.FAILED
+            assert outcome.count(PageResult.FAILED) == 4
+            assert client.match(handle, keys) == 0
+        assert set(done(client.backup(handle, [1, 2, 3, 4], keys, ready=UNFENCED))) == {PageResult.STORED}
+        memory.poison(range(64))
+        faulty.transfer.fault = Failing(2, more=50)
+        restore = client.restore(handle, keys, [10, 20, 30, 40], ready=UNFENCED)
+        outcome = restore.wait(TIMEOUT_S)
+        faulty.transfer.fault = lambda _name: None
+        assert outcome.status is Status.FAILED
+        assert outcome.count(PageResult.FAILED) == 4
+        done(client.restore(handle, keys, [10, 20, 30, 40], ready=UNFENCED))
+        memory.check([10, 20, 30, 40], keys)
+        client.invalidate(handle, keys[2:3])
+        assert client.match(handle, keys) == 2
+
+
+@scenario
+def one_direction_stands_still_and_the_other_goes_on(device: Device) -> None:
+    with world(device) as it:
+        memory, client, other = it.attention_pool(), it.client(), it.client()
+        handle, foreign = it.register(client, memory), it.register(other, memory)
+        keys = filled(it, client, memory, handle, 4)
+        lane: Any = it.engine.backups
+        it.gate.stall(lane.stream)
+        stuck = client.backup(handle, [7], it.keys(handle, 1, seed=1), ready=UNFENCED, timeout_s=0.1)
+        until(lambda: lane.flying == 1)
+        for _ in range(50):
+            done(other.restore(foreign, keys, [10, 11, 12, 13], ready=UNFENCED))
+        memory.check([10, 11, 12, 13], keys)
+        refused(lambda: stuck.wait(0.3), CompletionTimeout, "timeout")
+        status: Any = client.status()
+        assert status["operations"]["backup:expiring"] == 1
+        given_up = client.backup(handle, [8], it.keys(handle, 1, seed=2), ready=UNFENCED)
+        assert given_up.cancel()
+        assert given_up.status is Status.CANCELLED
+        it.gate.resume(lane.stream)
+        outcome = stuck.wait(TIMEOUT_S)
+        assert outcome.status is Status.TIMED_OUT
+        assert isinstance(outcome.error, CompletionTimeout)
+        assert client.match(handle, it.keys(handle, 1, seed=1)) == 0
+
+
+@scenario
+def leaving_with_a_copy_that_hangs_is_refused_until_it_ends(device: Device) -> None:
+    with world(device) as it:
+        memory, client = it.attention_pool(), it.client()
+        handle = it.register(client, memory)
+        lane: Any = it.engine.backups
+        it.gate.stall(lane.stream)
+        ticket = client.backup(handle, [1], it.keys(handle, 1), ready=UNFENCED)
+        until(lambda: lane.flying == 1)
+        for close in (lambda: client.close(timeout_s=0.1), lambda: it.local.close(0.1)):
+            refused(close, CompletionTimeout, "stalled_stream")
+        assert ticket.status is Status.CANCELLED
+        it.gate.resume(lane.stream)
+        client.close(timeout_s=TIMEOUT_S)
+
+
+@scenario
+def what_cannot_be_pinned_goes_through_a_small_buffer(device: Device) -> None:
+    faulty: Any = FaultyDevice(device)
+    faulty.transfer.pin_nbytes = 3 * 2**20
+    with world(faulty, bounce_nbytes=2**16) as it:
+        status: Any = it.engine.status()
+        assert status["pinned"] is False
+        assert "cannot be pinned" in status["unpinned_reason"]
+        assert "ulimit -l" in status["unpinned_reason"]
+        memories = [it.attention_pool(pages=90), it.mla_pool()]
+        client, stream = it.client(), it.stream()
+        for memory in memories:
+            handle = it.register(client, memory)
+            pages = np.random.default_rng(3).permutation(np.arange(1, memory.layout.page_count))
+            keys = it.keys(handle, len(pages) // 2)
+            sources, targets = pages[: len(keys)], pages[len(keys) : 2 * len(keys)]
+            memory.fill(sources, keys)
+            done(client.backup(handle, sources, keys, ready=stream))
+            memory.poison(range(1, memory.layout.page_count))
+            restore = client.restore(handle, keys, targets, ready=stream)
+            assert restore.fence is not None
+            restore.fence.synchronize(layer=0, timeout_s=TIMEOUT_S)
+            done(restore)
+            memory.check(targets, keys)
+        big = it.attention_pool(pages=3, row=2000, page_tokens=8)
+        refused(lambda: it.register(client, big), UsageError, "bounce")
+    settings = EngineConfig(tier_nbytes=2**22, pin_required=True)
+    refused(lambda: LocalEngine(faulty, settings), ResourceExhausted, "host_memory")
+
+
+@scenario
+def cancels_and_deadlines_race_with_completion(device: Device) -> None:
+    """Whatever comes first: one status a side, nothing held, nothing twice, and no wrong byte is ever found."""
+    count = 10_000 if device.info.uuid.startswith("host-") else 1_500
+    choose = random.Random(11)
+    with world(device, max_ops=400) as it:
+        memory, client = it.attention_pool(pages=65), it.client()
+        handle = it.register(client, memory)
+        everything = [it.keys(handle, 1, seed=number) for number in range(64)]
+        memory.fill(range(1, 65), np.concatenate(everything))
+        tickets: list[Any] = []
+        victims: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+        def canceller() -> None:
+            while (ticket := victims.get()) is not None:
+                time.sleep(choose.choice((0, 0, 1e-4)))
+                ticket.cancel()
+
+        thread = threading.Thread(target=canceller)
+        thread.start()
+        for number in range(count):
+            page = choose.randrange(1, 65)
+            timeout_s = choose.choice((TIMEOUT_S, TIMEOUT_S, 0.0, 2e-4, 1e-3))
+            if number % 2:
+                ticket = client.backup(handle, [page], everything[page - 1], ready=UNFENCED, timeout_s=timeout_s)
+            else:
+                ticket = client.restore(handle, everything[page - 1], [page], ready=UNFENCED, timeout_s=timeout_s)
+            tickets.append(ticket)
+            if choose.random() < 0.4:
+                ticket.cancel() if choose.random() < 0.3 else victims.put(ticket)
+            if choose.random() < 0.1:
+                client.invalidate(handle, everything[page - 1])
+            if len(tickets) % 200 == 0:
+                tickets[-1].wait(TIMEOUT_S)
+        victims.put(None)
+        thread.join(TIMEOUT_S)
+        statuses = Counter(ticket.wait(TIMEOUT_S).status for ticket in tickets)
+        assert {Status.COMPLETED, Status.CANCELLED, Status.TIMED_OUT, Status.REFUSED} <= set(statuses), statuses
+        until(lambda: not it.engine.backups._work and not it.engine.restores._work)
+        client.check_ends()
+        it.tier.audit()
+        status: Any = it.tier.status()
+        assert status["holds"] == status["reservations"] == 0
+        memory.check(range(1, 65), np.concatenate(everything))
+
+
+@scenario
+def a_defect_ends_the_engine_and_leaves_nobody_waiting(device: Device) -> None:
+    with world(device) as it:
+        memory, client = it.attention_pool(), it.client()
+        handle, stream = it.register(client, memory), it.stream()
+        keys = filled(it, client, memory, handle, 1)
+        gate = Gate(device)
+        gate.stall(stream)
+        it.transfer.copy(stream, memory.built.exports[0][0], memory.built.exports[0][0], 1)
+        waiting = [
+            client.backup(handle, [3], it.keys(handle, 1, seed=3), ready=stream),
+            client.restore(handle, keys, [4], ready=stream),
+        ]
+        mover: Any = it.engine.backups.mover
+        mover.move = lambda *_arguments: 1 // 0
+        broken = client.backup(handle, [2], it.keys(handle, 1, seed=2), ready=UNFENCED)
+        outcomes = [ticket.wait(TIMEOUT_S) for ticket in (broken, *waiting)]
+        assert [outcome.status for outcome in outcomes] == [Status.FAILED, Status.DISCARDED, Status.DISCARDED]
+        late = client.lookup(handle, keys).wait(TIMEOUT_S)
+        assert late.status is Status.REFUSED
+        assert late.error is not None
+        assert late.error.code == "defect"
+        gate.resume(stream)
+        assert client.match(handle, keys) == 1

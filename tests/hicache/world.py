@@ -1,0 +1,362 @@
+"""A small world for the cache: a device, pools with known content, clients of one engine, and what they did.
+
+Knows the contracts only, so that the same scenarios run on every backend. What is special about one (holding a stream
+back) is in :class:`Gate`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from devipc.hicache.api import HiCacheClient, PoolHandle
+from devipc.hicache.builders import BuiltPool, TensorView, mla_token_pool, plain_pool, token_pool
+from devipc.hicache.engine import EngineConfig
+from devipc.hicache.engineop import EngineOp
+from devipc.hicache.keys import Namespace, page_keys
+from devipc.hicache.local import LocalEngine, LocalLink
+from devipc.hicache.operations import Event, Side, table_of
+from devipc.hicache.requests import Answers
+from devipc.hicache.results import Answer
+from devipc.hicache.ticket import Ticket
+from devipc.interfaces.backend import Device
+from devipc.interfaces.memory import Allocation
+from devipc.memfd import SharedMap, create_memfd, round_up
+
+Bytes = npt.NDArray[np.uint8]
+Keys = npt.NDArray[np.uint8]
+
+SENTINEL, POISON = 0xA5, 0xEE
+TIMEOUT_S = 20.0
+STAGING_NBYTES = 2**20
+
+
+class Gate:
+    """Holds streams back, so that "not done yet" is certain and no race."""
+
+    def __init__(self, device: Device) -> None:
+        self._host = device.info.uuid.startswith("host-")
+        self._held: list[Any] = []
+
+    def stall(self, stream: Any) -> None:
+        self._set(stream, on=True)
+        self._held.append(stream)
+
+    def resume(self, stream: Any) -> None:
+        self._held.remove(stream)
+        self._set(stream, on=False)
+
+    def resume_all(self) -> None:
+        while self._held:
+            self._set(self._held.pop(), on=False)
+
+    def _set(self, stream: Any, *, on: bool) -> None:
+        if self._host:
+            stream.stall() if on else stream.resume()
+            return
+        from tests.simulator.control import Simulator
+
+        Simulator.loaded().stall(on, stream=stream.handle)
+
+
+class Staging:
+    """Registered host memory and a stream: blocking reads and writes of device memory."""
+
+    def __init__(self, device: Device) -> None:
+        assert device.transfer is not None
+        self.transfer = device.transfer
+        fd = create_memfd("test-staging", STAGING_NBYTES)
+        self.map = SharedMap(fd, STAGING_NBYTES)
+        import os
+
+        os.close(fd)
+        self._registration = self.transfer.register_host(self.map.address, STAGING_NBYTES)
+        self.stream = self.transfer.create_stream()
+        self.bytes = np.frombuffer(self.map.view, np.uint8)
+
+    def read(self, ptr: int, nbytes: int) -> Bytes:
+        self.transfer.copy(self.stream, self._registration.device_ptr, ptr, nbytes)
+        self.transfer.synchronize_stream(self.stream)
+        return self.bytes[:nbytes].copy()
+
+    def write(self, ptr: int, data: Bytes) -> None:
+        self.bytes[: len(data)] = data
+        self.transfer.copy(self.stream, ptr, self._registration.device_ptr, len(data))
+        self.transfer.synchronize_stream(self.stream)
+
+    def close(self) -> None:
+        self.transfer.destroy_stream(self.stream)
+        self.transfer.unregister_host(self._registration)
+        del self.bytes
+        self.map.close()
+
+
+class PoolMemory:
+    """A pool in device memory: pages with the content of their keys, poison, and sentinels around them."""
+
+    def __init__(self, staging: Staging, built: BuiltPool, allocations: list[Allocation]) -> None:
+        self._staging = staging
+        self.built = built
+        self.layout = built.layout
+        self.allocations = allocations
+        starts = np.cumsum([0, *(nbytes for _, nbytes in built.exports)])
+        self._starts = starts
+        self.where = np.stack([self._page(page) for page in range(self.layout.page_count)])
+        inside = np.zeros(int(starts[-1]), np.bool_)
+        inside[self.where[self.layout.first_page :].ravel()] = True
+        self._outside = ~inside
+        self.store(np.full(int(starts[-1]), SENTINEL, np.uint8))
+
+    def _page(self, page: int) -> npt.NDArray[np.int64]:
+        """Where each byte of a page lies, in the order of host memory."""
+        found = []
+        for component, plane in self.layout.planes():
+            for row in range(component.page_rows):
+                start = int(self._starts[plane.chunk]) + plane.offset
+                start += page * plane.page_stride_nbytes + row * plane.row_stride_nbytes
+                found.append(np.arange(start, start + plane.row_nbytes))
+        return np.concatenate(found)
+
+    def load(self) -> Bytes:
+        return np.concatenate([self._staging.read(ptr, nbytes) for ptr, nbytes in self.built.exports])
+
+    def store(self, image: Bytes) -> None:
+        for start, (ptr, nbytes) in zip(self._starts, self.built.exports, strict=False):
+            self._staging.write(ptr, image[start : start + nbytes])
+
+    def content(self, key: Bytes) -> Bytes:
+        """What the page of a key holds: nothing else can be taken for it."""
+        return np.frombuffer(hashlib.shake_128(key.tobytes()).digest(self.layout.page_nbytes), np.uint8)
+
+    def fill(self, pages: Sequence[int] | npt.NDArray[Any], keys: Keys) -> None:
+        image = self.load()
+        for page, key in zip(pages, keys, strict=True):
+            image[self.where[page]] = self.content(key)
+        self.store(image)
+
+    def poison(self, pages: Sequence[int] | npt.NDArray[Any]) -> None:
+        image = self.load()
+        image[self.where[np.asarray(pages)].ravel()] = POISON
+        self.store(image)
+
+    def check(self, pages: Sequence[int] | npt.NDArray[Any], keys: Keys) -> None:
+        """Pages hold what their keys say, and no byte outside of pages has changed."""
+        image = self.load()
+        for page, key in zip(pages, keys, strict=True):
+            assert np.array_equal(image[self.where[page]], self.content(key)), f"page {page} holds something else"
+        assert (image[self._outside] == SENTINEL).all(), "bytes outside of pages were written"
+
+    def is_poisoned(self, pages: Sequence[int] | npt.NDArray[Any]) -> bool:
+        return bool((self.load()[self.where[np.asarray(pages)]] == POISON).all())
+
+
+class Record(Answers):
+    """What the engine told one client, on its way to it; counts statuses on the engine's side and on the client's."""
+
+    def __init__(self, inner: Answers) -> None:
+        self._inner = inner
+        self.told: dict[int, list[Event]] = {}
+        self.engine_ends: Counter[int] = Counter()
+        self.client_ends: Counter[int] = Counter()
+
+    def answer(self, op: int, event: Event, answer: Answer) -> None:
+        self.told.setdefault(op, []).append(event)
+        self._inner.answer(op, event, answer)
+
+    def engine_dying(self) -> None:
+        self._inner.engine_dying()
+
+    def engine_gone(self) -> None:
+        self._inner.engine_gone()
+
+
+class RecordingLink(LocalLink):
+    """A link that counts how operations end on both sides."""
+
+    def attach(self, answers: Answers) -> None:
+        self.record = Record(answers)
+        super().attach(self.record)
+        session: Any = self.session
+        ended = session._ended
+
+        def count(operation: EngineOp) -> None:
+            assert operation.state in table_of(operation.kind, Side.ENGINE).terminal
+            self.record.engine_ends[operation.op] += 1
+            ended(operation)
+
+        session._ended = count
+
+
+class Client(HiCacheClient):
+    """A client whose operations are counted."""
+
+    def __init__(self, local: LocalEngine) -> None:
+        self.link = RecordingLink(local, owned=False)
+        self.tickets: list[Ticket] = []
+        super().__init__(self.link)
+        submit = self._desk.submit
+
+        def counted(*arguments: Any, **options: Any) -> Ticket:
+            ticket = submit(*arguments, **options)
+            self.tickets.append(ticket)
+            ticket.add_hook(lambda: self.link.record.client_ends.update([ticket.op]))
+            return ticket
+
+        self._desk.submit = counted  # type: ignore[method-assign]
+
+    def check_ends(self, *, lookups: bool = False) -> None:
+        """Every operation has exactly one status on either side; leases may be open unless ``lookups``."""
+        for ticket in self.tickets:
+            if lookups or ticket.kind.value != "lookup":
+                assert self.link.record.client_ends[ticket.op] == 1, ticket
+        assert all(count == 1 for count in self.link.record.engine_ends.values())
+
+
+class World:
+    """See the module.
+
+    Parameters
+    ----------
+    device : Device
+        Open; stays the caller's.
+    config
+        Of the engine; small sizes by default.
+    """
+
+    def __init__(self, device: Device, **config: Any) -> None:
+        assert device.memory is not None
+        assert device.transfer is not None
+        self.device = device
+        self.memory = device.memory
+        self.transfer = device.transfer
+        self.gate = Gate(device)
+        self.staging = Staging(device)
+        settings = {"tier_nbytes": 4 * 2**20, "slab_nbytes": 2**18, **config}
+        self.local = LocalEngine(device, EngineConfig(**settings))
+        self.engine = self.local.engine
+        self.tier = self.local.tier
+        self.clients: list[Client] = []
+        self.pools: list[PoolMemory] = []
+        self.streams: list[Any] = []
+
+    def client(self) -> Client:
+        made = Client(self.local)
+        self.clients.append(made)
+        return made
+
+    def stream(self) -> Any:
+        made = self.transfer.create_stream()
+        self.streams.append(made)
+        return made
+
+    # --- pools ---
+
+    def attention_pool(self, *, pages: int = 33, page_tokens: int = 4, layers: int = 6, row: int = 24) -> PoolMemory:
+        """K and V of a layer in one allocation, an allocation a layer."""
+        rows = pages * page_tokens
+        half = round_up(rows * row, 64)
+        allocations = [self.memory.allocate(2 * half) for _ in range(layers)]
+        k = [TensorView.contiguous(one.ptr, (rows, row), 1) for one in allocations]
+        v = [TensorView.contiguous(one.ptr + half, (rows, row), 1) for one in allocations]
+        return self._pool(
+            lambda infos: token_pool(k, v, page_tokens=page_tokens, allocations=infos, first_page=1), allocations
+        )
+
+    def mla_pool(self, *, pages: int = 40, page_tokens: int = 4, layers: int = 17, row: int = 18) -> PoolMemory:
+        """One latent row a token and layer, all layers in one allocation."""
+        rows = pages * page_tokens
+        step = round_up(rows * row, 32)
+        allocation = self.memory.allocate(step * layers)
+        kv = [TensorView.contiguous(allocation.ptr + index * step, (rows, row), 1) for index in range(layers)]
+        return self._pool(lambda infos: mla_token_pool(kv, page_tokens=page_tokens, allocations=infos), [allocation])
+
+    def padded_pool(self, *, pages: int = 20, layers: int = 3) -> PoolMemory:
+        """Rows with gaps, pages with gaps, planes woven into each other."""
+        allocation = self.memory.allocate(layers * pages * 256)
+        tensors = [
+            (layer, TensorView(allocation.ptr + layer * 64, (pages, 2, 20), (layers * 64, 28, 1), 1))
+            for layer in range(layers)
+        ]
+        return self._pool(lambda infos: plain_pool(tensors, page_tokens=2, allocations=infos), [allocation])
+
+    def _pool(self, build: Callable[[list[Any]], BuiltPool], allocations: list[Allocation]) -> PoolMemory:
+        made = PoolMemory(self.staging, build([self.memory.describe(one.ptr) for one in allocations]), allocations)
+        self.pools.append(made)
+        return made
+
+    def namespace(self, pool: PoolMemory, name: str = "model") -> Namespace:
+        return Namespace.of(pool.layout, model=name, revision="1", dtype="u8")
+
+    def register(self, client: HiCacheClient, pool: PoolMemory, name: str = "model") -> PoolHandle:
+        return client.register_pool(pool.built, namespace=self.namespace(pool, name))
+
+    def keys(self, handle: PoolHandle, count: int, *, seed: int = 0) -> Keys:
+        """A chain of ``count`` keys; another ``seed`` is another prompt."""
+        tokens = np.arange(count * handle.layout.page_tokens) + seed * 1_000_003
+        return page_keys(tokens, page_tokens=handle.layout.page_tokens, parent=handle.namespace)
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """Let everything go; look whether every operation ended once, and nothing is held."""
+        self.gate.resume_all()
+        for client in self.clients:
+            client.close(timeout_s=TIMEOUT_S)
+            client.check_ends(lookups=True)
+        self.tier.audit()
+        status: Any = self.tier.status()
+        assert status["holds"] == status["reservations"] == 0
+        self.local.close(TIMEOUT_S)
+        for pool in self.pools:
+            for allocation in pool.allocations:
+                self.memory.free(allocation)
+        for stream in self.streams:
+            self.transfer.destroy_stream(stream)
+        self.staging.close()
+
+
+@contextlib.contextmanager
+def world(device: Device, **config: Any) -> Iterator[World]:
+    made = World(device, **config)
+    try:
+        yield made
+    except BaseException:
+        with contextlib.suppress(Exception):
+            made.close()
+        raise
+    made.close()
+
+
+def until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
+    """Wait for something that another thread does."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.001)
+
+
+def run_threads(*targets: Callable[[], None]) -> None:
+    """Run all at once; raise what any of them raised."""
+    failures: list[BaseException] = []
+
+    def guarded(target: Callable[[], None]) -> None:
+        try:
+            target()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(target,)) for target in targets]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S * 2)
+    if failures:
+        raise failures[0]
