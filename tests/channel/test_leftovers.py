@@ -9,7 +9,6 @@ import threading
 from pathlib import Path
 
 from devipc.listener import Listener, connect, remove_leftovers
-from devipc.session import Exporter
 
 ROOT = Path(__file__).parents[2]
 KILLED = """
@@ -36,16 +35,6 @@ def test_only_what_dead_owners_left_is_removed(tmp_path: Path) -> None:
         assert left == ["link.sock.lock", "live.sock", "live.sock.lock", "lonely.sock", "notes.txt"]
         connect(live.path, timeout_s=5).close()
     remove_leftovers(str(tmp_path / "absent"))
-
-
-def test_an_exporter_with_a_path_of_its_own_sweeps(tmp_path: Path) -> None:
-    with Exporter() as exporter:
-        directory = Path(exporter.path).parent
-    dead = directory / "1-00000000.sock"
-    leave(dead)
-    with Exporter():
-        assert not dead.exists()
-        assert not dead.with_name(dead.name + ".lock").exists()
 
 
 def test_sweeping_disturbs_nobody_who_is_just_beginning_to_listen(tmp_path: Path) -> None:

@@ -32,9 +32,14 @@ def test_an_interrupt_of_both_processes_is_one_line(after_s: float) -> None:
     demo = subprocess.Popen(
         [SCRIPT, *ARGUMENTS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    time.sleep(after_s)
-    os.killpg(demo.pid, signal.SIGINT)  # as a terminal does
-    out, err = demo.communicate(timeout=20)
+    try:
+        time.sleep(after_s)
+        os.killpg(demo.pid, signal.SIGINT)  # as a terminal does
+        out, err = demo.communicate(timeout=20)
+    finally:
+        if demo.poll() is None:
+            demo.kill()
+            demo.communicate()
     assert demo.returncode in (130, -signal.SIGINT)  # the latter while Python itself is starting
     assert out == ""
     if demo.returncode == 130:

@@ -287,3 +287,21 @@ def test_nobody_is_asked_to_decide_who_only_listens(exporter: Exporter) -> None:
         with pytest.raises((UsageError, PeerGone), match="does not decide"):
             importer.peer._link.call(Kind.DECIDE, timeout_s=TIMEOUT_S)
         assert time.monotonic() - start < 2
+
+
+def test_an_exporter_with_a_path_of_its_own_sweeps_what_killed_ones_left() -> None:
+    code = """
+import os, signal
+from devipc.session import Exporter
+print(Exporter(strategy="polling").path, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=50, check=False
+    )
+    dead = Path(done.stdout.strip())
+    assert dead.exists()
+    with Exporter(strategy="polling") as living:
+        assert not dead.exists()
+        assert Path(living.path).exists()
+        assert not dead.with_name(dead.name + ".lock").exists()
