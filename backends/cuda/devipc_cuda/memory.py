@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,6 +126,21 @@ class CudaMemory:
                 self._owned[allocation.ptr] = allocation
             return allocation
 
+    def allocate_grown(self, sizes: Sequence[int]) -> Allocation:
+        """Allocate blocks of at least these sizes, side by side: one range, exported as one chunk for each block.
+
+        As memory looks that a framework has grown (torch's expandable segments). The caller frees with :meth:`free`.
+        """
+        if not sizes or min(sizes) <= 0:
+            raise UsageError("blocks of no size", remedy="ask for at least one byte in each", backend="cuda")
+        with self._context:
+            self._context.check_alive()
+            reservation = allocate_vmm(sizes, ordinal=self._context.ordinal)
+        allocation = Allocation(reservation.base, reservation.nbytes, HandleKind.VMM_FD, reservation)
+        with self._lock:
+            self._owned[allocation.ptr] = allocation
+        return allocation
+
     def _allocate_best(self, nbytes: int) -> Allocation:
         if self._no_vmm is None:
             try:
@@ -139,7 +154,7 @@ class CudaMemory:
     def _allocate(self, nbytes: int, kind: HandleKind) -> Allocation:
         self._context.check_alive()
         if kind is HandleKind.VMM_FD:
-            reservation = allocate_vmm(nbytes, ordinal=self._context.ordinal)
+            reservation = allocate_vmm((nbytes,), ordinal=self._context.ordinal)
             return Allocation(reservation.base, reservation.nbytes, kind, reservation)
         if kind is HandleKind.LEGACY:
             nbytes = round_up(nbytes, BLOCK_NBYTES)

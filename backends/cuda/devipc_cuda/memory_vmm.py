@@ -88,11 +88,23 @@ def granularity(ordinal: int) -> int:
     return int(driver.call("cuMemGetAllocationGranularity", driver.allocation_prop(ordinal), flag))
 
 
-def allocate_vmm(nbytes: int, *, ordinal: int) -> Reservation:
-    """Create, map and allow one exportable block of at least ``nbytes``."""
+def allocate_vmm(sizes: Sequence[int], *, ordinal: int) -> Reservation:
+    """Create exportable blocks of at least these sizes, map them side by side and allow access; all or nothing."""
+    blocks: list[tuple[Any, int]] = []
+    try:
+        for nbytes in sizes:
+            blocks.append(_create_block(nbytes, ordinal=ordinal))
+        return map_side_by_side(blocks, ordinal=ordinal)
+    finally:
+        # The mapping keeps the memory; unmapping frees it.
+        for handle, _ in blocks:
+            driver.call("cuMemRelease", handle)
+
+
+def _create_block(nbytes: int, *, ordinal: int) -> tuple[Any, int]:
     try:
         nbytes = round_up(nbytes, granularity(ordinal))
-        handle = driver.call("cuMemCreate", nbytes, driver.allocation_prop(ordinal), 0)
+        return driver.call("cuMemCreate", nbytes, driver.allocation_prop(ordinal), 0), nbytes
     except DevIPCError as error:
         if error.status is not None and error.status.value == INVALID_VALUE:
             raise CapabilityError(
@@ -102,11 +114,6 @@ def allocate_vmm(nbytes: int, *, ordinal: int) -> Reservation:
                 status=error.status,
             ) from error
         raise
-    try:
-        return map_side_by_side([(handle, nbytes)], ordinal=ordinal)
-    finally:
-        # The mapping keeps the memory; unmapping frees it.
-        driver.call("cuMemRelease", handle)
 
 
 def map_side_by_side(blocks: Sequence[tuple[Any, int]], *, ordinal: int) -> Reservation:

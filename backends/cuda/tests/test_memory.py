@@ -268,3 +268,21 @@ def test_a_lost_device_says_so_whatever_the_memory(sim: Any) -> None:
         with pytest.raises(DeviceLostError):
             device.memory.allocate(4096, kind=kind)
     device.close()
+
+
+@simulated()
+def test_a_grown_allocation_is_one_range_of_many_blocks(device: Any, sim: Any) -> None:
+    block = 2 * 2**20
+    allocation = device.memory.allocate_grown((block, 1, 3 * block))
+    assert allocation.nbytes == 5 * block
+    extent = device.memory.export(allocation.ptr + block - 1, 2 * block)
+    assert [chunk.nbytes for chunk in extent.chunks] == [1, block, block - 1]
+    device.memory.release(extent)
+    device.memory.free(allocation)
+    for sizes in ((), (0,), (block, -1)):
+        with pytest.raises(UsageError):
+            device.memory.allocate_grown(sizes)
+    sim.inject("cuMemCreate@2=2")
+    with pytest.raises(ResourceExhausted):
+        device.memory.allocate_grown((block, block))
+    assert [sim.counter(name) for name in ("live_physical", "live_reservations", "live_maps")] == [0, 0, 0]

@@ -34,11 +34,13 @@ check sticky 60
 check namespaces 150
 check torch_session 90
 check death 330
-step conformance 200 python3 -m pytest -v --timeout 60 -p no:cacheprovider --pyargs devipc.conformance -p devipc.conformance.plugin \
-    --devipc-backend cuda --devipc-results "$out/conformance.json"
+step conformance 300 python3 -m pytest -v --timeout 120 -p no:cacheprovider --pyargs devipc.conformance -p devipc.conformance.plugin \
+    --devipc-profile backends.cuda.tests.profile:whole_device --devipc-exclusive --devipc-large \
+    --devipc-results "$out/conformance.json"
 step demo 90 bash -c demo
 step handover 90 python3 -m benchmarks.device_handover --backend cuda --out "$out/handover.json"
 step sessions 60 python3 benchmarks/sessions.py --backend cuda --repetitions 500 --out "$out/sessions.json"
 step tensors 60 python3 -m pytest -v -p no:cacheprovider tests/integrations -m hardware
+python3 -m backends.cuda.tests.hardware.collect "$out" "$out/results"
 echo "failed:${failed:- none}"
 [ -z "$failed" ]

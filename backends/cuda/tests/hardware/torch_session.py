@@ -111,7 +111,7 @@ def torch_importer(device: Any, channel: Channel, sim: Any) -> None:
         torch.cuda.synchronize()
         theirs = session.create_fence("theirs", strategy=session.decision.strategy)
         channel.send(round(opened_s, 4))
-        mine = session.open_fence("mine", timeout_s=20.0)
+        mine = session.open_fence("mine", wait_s=20.0)
         for turn in range(1, TURNS + 1):
             mine.wait(stream, turn, timeout_s=20.0)
             for offset, view in views.items():

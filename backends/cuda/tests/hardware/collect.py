@@ -1,0 +1,52 @@
+"""Turns a folder of raw results into the files that are kept: each with the device and the versions it holds for.
+
+``python -m backends.cuda.tests.hardware.collect RAW_FOLDER OUT_FOLDER``, on the machine that made them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from . import evidence
+
+KEPT = (
+    "smoke",
+    "death",
+    "pending_wait",
+    "namespaces",
+    "sticky",
+    "torch_session",
+    "conformance",
+    "handover",
+    "sessions",
+)
+STRATEGIES = ("stream_memop", "host_flag", "polling", "event")
+
+
+def main(raw: Path, out: Path) -> None:
+    device = evidence.open_device()
+    facts = evidence.facts(device)
+    device.close()
+    out.mkdir(parents=True, exist_ok=True)
+    for name in KEPT:
+        path = raw / f"{name}.json"
+        if path.exists():
+            keep(out / path.name, json.loads(path.read_text()), facts)
+    demos = {strategy: raw / f"demo_{strategy}.json" for strategy in STRATEGIES}
+    found = {strategy: json.loads(path.read_text()) for strategy, path in demos.items() if path.exists()}
+    if found:
+        keep(out / "demo.json", {"strategies": found}, facts)
+
+
+def keep(path: Path, result: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Write one result; what it says about itself beyond the common facts stays."""
+    own = result.pop("facts", {})
+    own.pop("libcuda", None)  # a path of the machine
+    path.write_text(json.dumps({"facts": {**own, **facts}, **result}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
