@@ -204,13 +204,18 @@ class ConsumerRole(_Side):
     """Watches a fence and the data in front of it. Descriptors stay the caller's."""
 
     def __init__(self, device: Device, handle: FenceHandle, data_fd: int) -> None:
-        super().__init__(device)
+        validate_memfd(data_fd, min_nbytes=DATA_NBYTES)
+        data = SharedMap(data_fd, DATA_NBYTES)
+        try:
+            super().__init__(device)
+        except BaseException:
+            data.close()
+            raise
+        self._data = data
         self._copied: _Memory | None = None
         self._shared: _Memory | None = None
         self._scratch: Scratch | None = None
         self._device = device
-        validate_memfd(data_fd, min_nbytes=DATA_NBYTES)
-        self._data = SharedMap(data_fd, DATA_NBYTES)
         self._marker = self._transfer.create_marker()
         self._largest = 0
         try:

@@ -191,7 +191,7 @@ class RemoteRole:
         handle = producer.export()
         try:
             body = Writer().u8(_OPEN).blob(encode_fence_handle(handle), limit=_MAX_HANDLE_NBYTES).done()
-            role._ask(body, (*handle.fds, data_fd))
+            role._ask_plain(body, (*handle.fds, data_fd))
         finally:
             close_fds(handle.fds)
         return role
@@ -216,23 +216,33 @@ class RemoteRole:
 
     def do(self, op: Op, a: int, b: int = 0) -> tuple[int, int]:
         """Have one step done."""
-        reader, _ = self._ask(Writer().u8(_DO).u8(op).u64(a).u64(b).done(), ())
+        reader = self._ask_plain(Writer().u8(_DO).u8(op).u64(a).u64(b).done())
         return reader.u64(), reader.u64()
 
     def close(self) -> None:
         """End the other side's role; a peer that is gone has nothing to end."""
         try:
-            self._ask(Writer().u8(_CLOSE).done(), ())
+            self._ask_plain(Writer().u8(_CLOSE).done())
         except (DevIPCError, TrialFailed):
             return
+
+    def _ask_plain(self, body: bytes, fds: Sequence[int] = ()) -> Reader:
+        """Ask what is answered without descriptors; those that come all the same are closed."""
+        reader, received = self._ask(body, fds)
+        close_fds(received)
+        return reader
 
     def _ask(self, body: bytes, fds: Sequence[int]) -> tuple[Reader, Sequence[int]]:
         answer, received = self._call(body, fds, self._timeout_s)
         reader = Reader(answer)
-        status = reader.u8()
+        status = _FAILED
+        try:
+            status = reader.u8()
+        finally:
+            if status != _OK:
+                close_fds(received)
         if status == _OK:
             return reader, received
-        close_fds(received)
         text = f"the other side: {reader.text(limit=_MAX_TEXT_NBYTES)}"
         if status == _REFUSED:
             raise CapabilityError(text, remedy=reader.text(limit=_MAX_TEXT_NBYTES))
@@ -287,6 +297,8 @@ class TrialResponder:
             op, a, b = Op(reader.u8()), reader.u64(), reader.u64()
             if self._role is None:
                 raise WireError("a step of a trial that was not begun", code="trial")
+            if b > _LARGEST_LOAD:  # copies or milliseconds: this thread has others to serve
+                raise WireError(f"a step of {b}, at most {_LARGEST_LOAD} are done at once", code="trial")
             first, second = self._role.do(op, a, b)
             return Writer().u8(_OK).u64(first).u64(second).done()
         self._end_role()
