@@ -22,6 +22,7 @@ def test_there_are_enough_lies() -> None:
     assert len(set(liars.LIARS.values())) >= 30
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", ALL)
 def test_lie_is_found(name: str, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ VARIANTS: dict[str, tuple[dict[str, object], set[str]]] = {
     "no-events": ({"DEVSIM_IPC_EVENTS": 0}, ALL - {"event"}),
     "no-memops": ({"DEVSIM_MEMOPS": 0}, {"polling", "event"}),
     "neither": ({"DEVSIM_IPC_EVENTS": 0, "DEVSIM_MEMOPS": 0}, {"polling"}),
-    "slow-and-late": ({"DEVSIM_DELAY_US": 50, "DEVSIM_LATE_MS": 20}, ALL),
+    "slow": ({"DEVSIM_DELAY_US": 50}, ALL),
 }
 
 
