@@ -14,10 +14,10 @@ import sys
 from typing import Any
 
 from devipc.channel import Channel
+from devipc.channel.message import Message
 from devipc.conformance.results import describe, is_backends_fault
 from devipc.conformance.worker import Reply, Worker, find_role
 from devipc.errors import DevIPCError, PeerGone
-from devipc.message import Message
 from devipc.spi import close_fds
 
 __all__ = ["ANSWER", "FAILURE", "REQUEST", "main"]

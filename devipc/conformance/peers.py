@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from devipc.channel import Channel
+from devipc.channel.message import Message
 from devipc.conformance.peer_main import ANSWER, FAILURE, REQUEST
 from devipc.conformance.profile import BackendProfile
 from devipc.conformance.results import SuiteError
 from devipc.conformance.staging import Unavailable, until
 from devipc.conformance.worker import Role, role_name
 from devipc.errors import CompletionTimeout, DevIPCError, PeerGone
-from devipc.message import Message
 
 __all__ = ["Answer", "Peer", "PeerCrashed", "PeerFailed", "PeerHung", "Peers", "Refusal"]
 

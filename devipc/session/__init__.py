@@ -5,7 +5,7 @@ Owns the wiring of the floors below to each other: exports, leases, mappings, fe
 
 from __future__ import annotations
 
-from devipc.link import PeerState
+from devipc.channel.link import PeerState
 from devipc.session.endpoint import Endpoint
 from devipc.session.events import PeerEvent
 from devipc.session.exporter import Exporter

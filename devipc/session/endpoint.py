@@ -15,6 +15,8 @@ from types import TracebackType
 from typing import Self
 
 from devipc import completion
+from devipc.channel.identity import process_instance
+from devipc.channel.link import PeerState
 from devipc.completion import Decision, ProducerFence
 from devipc.deadline import deadline_after, remaining
 from devipc.errors import (
@@ -25,11 +27,9 @@ from devipc.errors import (
     ForkError,
     UsageError,
 )
-from devipc.identity import process_instance
 from devipc.integrations import check_device, describe
 from devipc.interfaces.backend import Backend, Device
 from devipc.interfaces.memory import Allocation, DeviceMemoryIPC
-from devipc.link import PeerState
 from devipc.mappings import Mapping, MappingCache
 from devipc.session.events import PeerEvent, PeerEvents
 from devipc.session.fences import FenceTable

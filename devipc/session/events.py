@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from devipc.link import PeerState
+from devipc.channel.link import PeerState
 
 if TYPE_CHECKING:
     from devipc.session.peer import Peer

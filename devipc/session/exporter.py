@@ -15,12 +15,12 @@ from collections.abc import Collection
 from os import PathLike
 
 from devipc.channel import Channel
+from devipc.channel.link import Link
+from devipc.channel.listener import Listener, default_directory, remove_leftovers
 from devipc.completion import Decision
 from devipc.deadline import no_thread
 from devipc.errors import ClosedError, CompletionTimeout, DevIPCError
 from devipc.interfaces.backend import Backend
-from devipc.link import Link
-from devipc.listener import Listener, default_directory, remove_leftovers
 from devipc.session.endpoint import DECIDE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Endpoint
 from devipc.session.peer import Peer
 from devipc.types import Strategy

@@ -10,9 +10,9 @@ from collections.abc import Collection
 from os import PathLike
 
 from devipc import completion
+from devipc.channel.link import Link, PeerState
 from devipc.completion import Decision
 from devipc.interfaces.backend import Backend
-from devipc.link import Link, PeerState
 from devipc.session.endpoint import DEFAULT_TIMEOUT_S, Endpoint
 from devipc.session.peer import Peer
 from devipc.session.remote import RemoteMemory

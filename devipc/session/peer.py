@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from devipc import completion
 from devipc.capabilities import Capability
 from devipc.channel import Message
+from devipc.channel.link import Link, PeerState, Reply
 from devipc.completion import Decision, Fence, TrialResponder
 from devipc.deadline import deadline_after, remaining
 from devipc.errors import ClosedError, DevIPCError, PeerGone, UsageError
-from devipc.link import Link, PeerState, Reply
 from devipc.mappings import Mapping
 from devipc.session.lending import LentFences
 from devipc.session.messages import (

@@ -17,12 +17,12 @@ from collections.abc import Callable
 
 from devipc.calltrace import observe
 from devipc.channel import Channel, LostMessage, channel_pair
+from devipc.channel.hello import Kind, decode_error
+from devipc.channel.identity import process_instance
+from devipc.channel.link import Link, PeerState
+from devipc.channel.listener import Listener, connect
+from devipc.channel.liveness import own_life
 from devipc.errors import DevIPCError, ForkError, PeerGone, ResourceExhausted, UsageError
-from devipc.hello import Kind, decode_error
-from devipc.identity import process_instance
-from devipc.link import Link, PeerState
-from devipc.listener import Listener, connect
-from devipc.liveness import own_life
 from devipc.wire import Writer
 from tests.channel.conversation import Client, Server
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from devipc.channel import Channel, channel_pair
-from devipc.liveness import own_life
+from devipc.channel.liveness import own_life
 from tests.channel.processes import Child, eventually, holdings
 
 

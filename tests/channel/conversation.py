@@ -6,9 +6,9 @@ import os
 import threading
 
 from devipc.channel import Message
+from devipc.channel.link import Link, PeerState, Reply
+from devipc.channel.listener import Listener
 from devipc.errors import CompletionTimeout
-from devipc.link import Link, PeerState, Reply
-from devipc.listener import Listener
 
 ASK, FILES, NOTICE, ASK_BACK, LONG = 64, 65, 66, 67, 68
 LONG_NBYTES = 200_000

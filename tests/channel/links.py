@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from devipc.channel import Message, channel_pair
-from devipc.link import Handler, Link
+from devipc.channel.link import Handler, Link
 
 ASK = 64
 

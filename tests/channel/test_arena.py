@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from devipc.arena import Arena, ArenaReader
 from devipc.channel import Channel
+from devipc.channel.arena import Arena, ArenaReader
 from devipc.errors import BoundsError, ClosedError, HandleError, ResourceExhausted, UsageError
 from devipc.memfd import create_memfd
 from tests.channel.processes import holdings

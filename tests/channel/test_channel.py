@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from devipc.channel import Channel, Message, channel_pair
+from devipc.channel.link import Link
 from devipc.errors import (
     ClosedError,
     CompletionTimeout,
@@ -19,7 +20,6 @@ from devipc.errors import (
     UsageError,
     WireError,
 )
-from devipc.link import Link
 from devipc.wire import MAX_BODY_NBYTES, MAX_MESSAGE_FDS, MAX_MESSAGE_NBYTES, Header, encode_header
 from tests.channel.processes import Child, holdings
 

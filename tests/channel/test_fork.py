@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from devipc.link import Link, PeerState
-from devipc.listener import Listener
+from devipc.channel.link import Link, PeerState
+from devipc.channel.listener import Listener
 from tests.channel.processes import Child, eventually
 
 Spawn = Callable[..., Child]

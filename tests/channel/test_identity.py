@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from devipc.identity import compare_facts, local_facts, process_instance
+from devipc.channel.identity import compare_facts, local_facts, process_instance
 
 
 def test_an_instance_is_random_and_stays() -> None:

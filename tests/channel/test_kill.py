@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
+from devipc.channel.link import Link, PeerState
+from devipc.channel.listener import Listener
 from devipc.errors import CompletionTimeout, PeerGone
-from devipc.link import Link, PeerState
-from devipc.listener import Listener
 from tests.channel.conversation import Client, Server
 from tests.channel.processes import Child, eventually, holdings
 

@@ -8,12 +8,12 @@ import sys
 import threading
 from pathlib import Path
 
-from devipc.listener import Listener, connect, remove_leftovers
+from devipc.channel.listener import Listener, connect, remove_leftovers
 
 ROOT = Path(__file__).parents[2]
 KILLED = """
 import os, signal, sys
-from devipc.listener import Listener
+from devipc.channel.listener import Listener
 listener = Listener(sys.argv[1])
 os.kill(os.getpid(), signal.SIGKILL)
 """

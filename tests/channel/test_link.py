@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
-from devipc import calls
-from devipc.channel import Message, channel_pair
+from devipc.channel import Message, calls, channel_pair
+from devipc.channel.identity import process_instance
+from devipc.channel.link import Link, PeerState, Reply
 from devipc.errors import (
     CapabilityError,
     CompletionTimeout,
@@ -24,8 +25,6 @@ from devipc.errors import (
     UsageError,
     VendorStatus,
 )
-from devipc.identity import process_instance
-from devipc.link import Link, PeerState, Reply
 from tests.channel.links import ASK, joined, waits
 from tests.channel.processes import Child, eventually, holdings
 

@@ -10,8 +10,12 @@ from collections.abc import Callable
 
 import pytest
 
-from devipc import link as link_module
 from devipc.channel import Channel, Message, channel_pair
+from devipc.channel import link as link_module
+from devipc.channel.datagram import close_all
+from devipc.channel.hello import Kind, encode_error, greet
+from devipc.channel.link import Link, PeerState, Reply
+from devipc.channel.listener import Listener
 from devipc.errors import (
     CapabilityError,
     ClosedError,
@@ -23,9 +27,6 @@ from devipc.errors import (
     ResourceExhausted,
     UsageError,
 )
-from devipc.hello import Kind, encode_error, greet
-from devipc.link import Link, PeerState, Reply
-from devipc.listener import Listener
 from tests.channel.links import ASK, joined, waits
 from tests.channel.processes import Child, eventually, holdings, stop
 
@@ -92,7 +93,8 @@ def test_a_peer_that_could_not_greet_is_not_waited_for() -> None:
     links: list[Link] = []
     thread = threading.Thread(target=lambda: links.append(Link.accept(right, facts={}, timeout_s=5)))
     thread.start()
-    greet(left, first=True, facts={}, timeout_s=5)
+    greeted = greet(left, first=True, facts={}, timeout_s=5)
+    close_all(fd for fd in (greeted.life_fd, greeted.pidfd) if fd is not None)
     thread.join()
     told: list[PeerState] = []
     links[0].on_state(told.append)

@@ -16,8 +16,8 @@ from collections.abc import Callable
 import pytest
 
 from devipc.channel import Channel
+from devipc.channel.listener import MAX_PATH_NBYTES, Listener, connect, default_directory
 from devipc.errors import ClosedError, CompletionTimeout, PeerGone, PeerRefused, UsageError
-from devipc.listener import MAX_PATH_NBYTES, Listener, connect, default_directory
 from tests.channel.child import OTHER_UID
 from tests.channel.processes import Child, eventually, holdings
 

@@ -12,14 +12,14 @@ from collections.abc import Callable
 
 import pytest
 
-from devipc import liveness
 from devipc.capabilities import Verdict
+from devipc.channel import liveness
+from devipc.channel.hello import greet
+from devipc.channel.link import Link, PeerState
+from devipc.channel.listener import Listener
+from devipc.channel.liveness import PeerWatch, own_life, pid_of_pidfd
 from devipc.errors import HandleError
 from devipc.futex import OWNER_DIED, WAITERS
-from devipc.hello import greet
-from devipc.link import Link, PeerState
-from devipc.listener import Listener
-from devipc.liveness import PeerWatch, own_life, pid_of_pidfd
 from devipc.memfd import SharedMap, create_memfd, validate_memfd
 from tests.channel.processes import Child, eventually, holdings, stop
 

@@ -15,11 +15,11 @@ from collections.abc import Callable
 import pytest
 
 from devipc.channel import Channel, channel_pair
+from devipc.channel.hello import Kind, decode_error, encode_error, greet
+from devipc.channel.identity import local_facts, process_instance
+from devipc.channel.link import Link, PeerState
+from devipc.channel.liveness import own_life
 from devipc.errors import CompletionTimeout, DevIPCError, HandleError, PeerError, PeerGone, WireError
-from devipc.hello import Kind, decode_error, encode_error, greet
-from devipc.identity import local_facts, process_instance
-from devipc.link import Link, PeerState
-from devipc.liveness import own_life
 from devipc.wire import HEADER_NBYTES, MAX_FRAME_NBYTES, Header, Writer, encode_header
 from tests.channel.processes import eventually, holdings
 
@@ -310,6 +310,7 @@ def test_a_link_ends_when_its_peer_sends_rubbish(shape: object) -> None:
             elif shape == "unknown link kind":
                 speaker.send(63, fds=[0], timeout_s=1)
             elif shape == "complaint":
+                speaker.send(65, timeout_s=1)  # who was never heard could not greet, and leaves in good order
                 speaker.send(Kind.ERROR, encode_error(WireError("your frame", code="x")), timeout_s=1)
             else:
                 speaker.send(Kind.ERROR, b"noise", request=1, timeout_s=1)

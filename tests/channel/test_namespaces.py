@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from devipc.liveness import pid_of_pidfd
+from devipc.channel.liveness import pid_of_pidfd
 
 ROOT = Path(__file__).parents[2]
 TALK = """

@@ -7,7 +7,7 @@ import tempfile
 
 import pytest
 
-from devipc.listener import default_directory
+from devipc.channel.listener import default_directory
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from devipc.listener import default_directory
+from devipc.channel.listener import default_directory
 
 SCRIPT = str(Path(sys.executable).with_name("devipc"))
 ARGUMENTS = ["demo", "--hand-overs", "100000", "--page-kib", "4"]

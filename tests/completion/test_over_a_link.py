@@ -10,11 +10,11 @@ import pytest
 
 from devipc.capabilities import Capability
 from devipc.channel import Channel, channel_pair
+from devipc.channel.link import Link
+from devipc.channel.liveness import own_life
+from devipc.channel.message import Message
 from devipc.completion import TrialResponder, choose, offers
 from devipc.interfaces.backend import Device
-from devipc.link import Link
-from devipc.liveness import own_life
-from devipc.message import Message
 from devipc.registry import load_backend
 from devipc.types import Strategy
 from tests.completion.peer import Pipe, spawn

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from devipc.listener import default_directory
-from devipc.liveness import own_life
+from devipc.channel.listener import default_directory
+from devipc.channel.liveness import own_life
 from devipc.registry import load_backend
 from devipc.session import Exporter, Importer
 from tests.session.worker import TIMEOUT_S

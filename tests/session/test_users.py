@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from devipc.channel.link import Link
 from devipc.errors import PeerGone, ResourceExhausted
-from devipc.link import Link
 from devipc.session import Exporter, Importer
 from tests.session.processes import ROOT, eventually, holdings
 from tests.session.worker import TIMEOUT_S

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from devipc.datagram import MAX_FRAME_FDS, Datagram, close_all
+from devipc.channel.datagram import MAX_FRAME_FDS, Datagram, close_all
 from devipc.errors import PeerGone, ResourceExhausted, WireError
 from devipc.wire import (
     HEADER_NBYTES,

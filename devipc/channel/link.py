@@ -12,9 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from devipc.calls import Calls, Inbox
-from devipc.channel import Channel, LostMessage, Message
-from devipc.datagram import Deadline, close_all
+from devipc.channel.calls import Calls, Inbox
+from devipc.channel.datagram import Deadline, close_all
+from devipc.channel.hello import FIRST_FREE_KIND, Greeted, Kind, PeerIdentity, decode_error, encode_error, greet
+from devipc.channel.listener import connect
+from devipc.channel.liveness import PeerWatch
+from devipc.channel.peerstate import PeerState, StateListeners
+from devipc.channel.seqpacket import Channel, LostMessage, Message
 from devipc.errors import (
     CapabilityError,
     ClosedError,
@@ -27,10 +31,6 @@ from devipc.errors import (
     ResourceExhausted,
     UsageError,
 )
-from devipc.hello import FIRST_FREE_KIND, Greeted, Kind, PeerIdentity, decode_error, encode_error, greet
-from devipc.listener import connect
-from devipc.liveness import PeerWatch
-from devipc.peerstate import PeerState, StateListeners
 
 __all__ = ["FIRST_FREE_KIND", "Handler", "Link", "PeerIdentity", "PeerState", "Reply"]
 

@@ -11,10 +11,10 @@ import itertools
 import queue
 import threading
 
-from devipc.datagram import Deadline
+from devipc.channel.datagram import Deadline
+from devipc.channel.message import Message
+from devipc.channel.peerstate import PeerState
 from devipc.errors import DevIPCError
-from devipc.message import Message
-from devipc.peerstate import PeerState
 
 __all__ = ["Call", "Calls", "Inbox"]
 

@@ -17,10 +17,10 @@ import time
 from collections.abc import Collection
 
 from devipc.calltrace import report
-from devipc.channel import Channel
-from devipc.datagram import Deadline, no_descriptors, wait_for
+from devipc.channel.datagram import Deadline, no_descriptors, wait_for
+from devipc.channel.identity import close_in_child
+from devipc.channel.seqpacket import Channel
 from devipc.errors import ClosedError, DevIPCError, ForkError, PeerGone, PeerRefused, UsageError
-from devipc.identity import close_in_child
 
 __all__ = ["MAX_PATH_NBYTES", "Listener", "connect", "default_directory", "remove_leftovers"]
 

@@ -1,7 +1,7 @@
 """Messages with descriptors between two processes, over a ``SOCK_SEQPACKET`` socket.
 
 Owns connected sockets: framing, splitting, limits, and who owns which descriptor. It knows no request, no peer state
-and no device; what a message means is decided above, and paths are the business of :mod:`devipc.listener`.
+and no device; what a message means is decided above, and paths are the business of :mod:`devipc.channel.listener`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from devipc.calltrace import report
-from devipc.datagram import (
+from devipc.channel.datagram import (
     Credentials,
     Deadline,
     close_all,
@@ -25,9 +25,9 @@ from devipc.datagram import (
     send_datagram,
     wait_for,
 )
+from devipc.channel.identity import close_in_child
+from devipc.channel.message import ABANDON_FRAME, Assembler, LostMessage, Message, split
 from devipc.errors import ClosedError, ForkError, PeerGone, PeerRefused, UsageError
-from devipc.identity import close_in_child
-from devipc.message import ABANDON_FRAME, Assembler, LostMessage, Message, split
 from devipc.wire import MAX_MESSAGE_FDS, MAX_MESSAGE_NBYTES
 
 __all__ = ["Channel", "LostMessage", "Message", "channel_pair"]

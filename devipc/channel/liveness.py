@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 
 from devipc.calltrace import report
 from devipc.capabilities import Capability
-from devipc.datagram import close_all, no_descriptors
+from devipc.channel.datagram import close_all, no_descriptors
+from devipc.channel.identity import close_in_child
 from devipc.errors import CapabilityError, HandleError, ResourceExhausted
 from devipc.futex import OWNER_DIED, TID_MASK, WAITERS, futex_wait, futex_wake
-from devipc.identity import close_in_child
 from devipc.memfd import PAGE_NBYTES, SharedMap, create_memfd, validate_memfd
 
 __all__ = ["Life", "PeerWatch", "own_life", "pid_of_pidfd"]

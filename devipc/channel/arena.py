@@ -11,9 +11,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from devipc.datagram import close_all
+from devipc.channel.datagram import close_all
+from devipc.channel.identity import close_in_child
 from devipc.errors import BoundsError, ClosedError, ForkError, HandleError, ResourceExhausted, UsageError
-from devipc.identity import close_in_child
 from devipc.memfd import create_memfd, round_up, validate_memfd
 
 __all__ = ["Arena", "ArenaReader"]

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from devipc import errors
-from devipc.channel import Channel, Message
-from devipc.datagram import Deadline, close_all
+from devipc.channel.datagram import Deadline, close_all
+from devipc.channel.identity import local_facts, process_instance
+from devipc.channel.liveness import own_life, pid_of_pidfd
+from devipc.channel.seqpacket import Channel, Message
 from devipc.errors import DevIPCError, HandleError, PeerError, PeerRefused, ProtocolError, VendorStatus, WireError
-from devipc.identity import local_facts, process_instance
-from devipc.liveness import own_life, pid_of_pidfd
 from devipc.memfd import PAGE_NBYTES, validate_memfd
 from devipc.wire import Reader, Writer
 
@@ -89,7 +89,7 @@ def greet(channel: Channel, *, first: bool, facts: Mapping[str, str], timeout_s:
     first : bool
         True on the side that connected: it speaks first.
     facts : mapping
-        Added to what :func:`devipc.identity.local_facts` tells.
+        Added to what :func:`devipc.channel.identity.local_facts` tells.
     timeout_s : float
         For the whole exchange.
 
