@@ -20,6 +20,9 @@ from devipc.types import HandleKind, Strategy
 
 __all__ = ["NewPeer"]
 
+Taken = tuple[Peer, dict[str, object], frozenset[int]]
+"""A peer of a case, what it held when it was taken, and the processes that there were then."""
+
 NewPeer = Callable[[], Peer]
 """The fixture ``new_peer``: one more warmed-up peer for this case."""
 
@@ -59,8 +62,11 @@ def _accounts(request: pytest.FixtureRequest, suite: Suite) -> Iterator[None]:
     slack = Slack.of(suite.profile)
     with_device = suite.has_rig and slack.device_nbytes is not None
 
+    peers = suite.peers.pids
+
     def look() -> Account:
-        free = suite.rig.free_nbytes() if with_device else -1
+        # A process that uses a device costs memory there: nothing can be said when one came or went.
+        free = suite.rig.free_nbytes() if with_device and suite.peers.pids == peers else -1
         return Account.now(ignored_fds=suite.peers.fds, ignored_pids=suite.peers.pids, device_free_nbytes=free)
 
     before = look()
@@ -75,19 +81,19 @@ def _accounts(request: pytest.FixtureRequest, suite: Suite) -> Iterator[None]:
 @pytest.fixture
 def new_peer(request: pytest.FixtureRequest, suite: Suite, _accounts: None) -> Iterator[NewPeer]:
     """Return a function that brings peers; those that hold more than before when the case ends fail it."""
-    taken: list[tuple[Peer, dict[str, object]]] = []
+    taken: list[Taken] = []
 
     def take() -> Peer:
         peer = suite.peers.take()
-        taken.append((peer, peer.call(account).body))
+        taken.append((peer, peer.call(account).body, suite.peers.pids))
         return peer
 
     try:
         yield take
-        left = [] if request.node.stash.get(BROKEN_OFF, False) else _settle(taken, Slack.of(suite.profile))
+        left = [] if request.node.stash.get(BROKEN_OFF, False) else _settle(taken, suite)
     finally:
         failed = request.node.stash.get(BROKEN_OFF, False)
-        for peer, _ in taken:
+        for peer, _, _ in taken:
             if peer.usable and not failed and not peer.once:
                 suite.peers.give_back(peer)
             else:
@@ -96,11 +102,13 @@ def new_peer(request: pytest.FixtureRequest, suite: Suite, _accounts: None) -> I
         pytest.fail("; ".join(left), pytrace=False)
 
 
-def _settle(taken: list[tuple[Peer, dict[str, object]]], slack: Slack) -> list[str]:
+def _settle(taken: list[Taken], suite: Suite) -> list[str]:
     left = []
-    for number, (peer, before) in enumerate(taken, 1):
+    slack = Slack.of(suite.profile)
+    for number, (peer, before, peers) in enumerate(taken, 1):
         if peer.usable:
-            limits = [slack.maps, slack.threads, slack.device_nbytes]
+            device_nbytes = slack.device_nbytes if suite.peers.pids == peers else None
+            limits = [slack.maps, slack.threads, device_nbytes]
             more = peer.call(grown, earlier=before, limits=limits).body["grown"]
             if more:
                 peer.broken = True

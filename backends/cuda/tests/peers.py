@@ -197,7 +197,7 @@ def peer(function: Callable[..., None], env: dict[str, str] | None = None) -> It
 
 def life_fds() -> int:
     """Descriptors that tell peers of sessions whether this process lives; they stay until it ends."""
-    liveness = sys.modules.get("devipc.liveness")
+    liveness = sys.modules.get("devipc.channel.liveness")
     life = liveness._life if liveness is not None else None
     return sum(fd is not None for fd in (life.memfd, life.pidfd)) if life is not None else 0
 

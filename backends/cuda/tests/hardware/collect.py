@@ -43,9 +43,16 @@ def main(raw: Path, out: Path) -> None:
 
 def keep(path: Path, result: dict[str, Any], facts: dict[str, Any]) -> None:
     """Write one result; what it says about itself beyond the common facts stays."""
-    own = result.pop("facts", {})
-    own.pop("libcuda", None)  # a path of the machine
-    path.write_text(json.dumps({"facts": {**own, **facts}, **result}, indent=1) + "\n")
+    kept = without_paths(result)
+    own = kept.pop("facts", {})
+    path.write_text(json.dumps({"facts": {**own, **facts}, **kept}, indent=1) + "\n")
+
+
+def without_paths(value: Any) -> Any:
+    """Drop where the machine keeps the driver's library: it says nothing about the result."""
+    if isinstance(value, dict):
+        return {name: without_paths(each) for name, each in value.items() if name != "libcuda"}
+    return [without_paths(each) for each in value] if isinstance(value, list) else value
 
 
 if __name__ == "__main__":
