@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from devipc.deadline import deadline_after, remaining
+from devipc.deadline import bounded, deadline_after, remaining
 from devipc.errors import UsageError
 from devipc.hicache.builders import BuiltPool
 from devipc.hicache.deployments import open_link
@@ -168,7 +168,9 @@ class HiCacheClient:
         """
         chosen = check_keys(keys)
         return self._desk.submit(
-            lambda op: Lookup(op=op, pool=pool.number, generation=pool.generation, keys=chosen, lease_s=lease_s),
+            lambda op: Lookup(
+                op=op, pool=pool.number, generation=pool.generation, keys=chosen, lease_s=bounded(lease_s)
+            ),
             page_count=len(chosen),
         )
 
@@ -225,7 +227,7 @@ class HiCacheClient:
                 ready=point,
                 fence=fence,
                 cancel=cancel,
-                timeout_s=timeout_s,
+                timeout_s=bounded(timeout_s),
                 confirmed=confirmed,
                 partial=partial,
             ),
@@ -276,7 +278,7 @@ class HiCacheClient:
                 keys=named,
                 ready=point,
                 fence=fence,
-                timeout_s=timeout_s,
+                timeout_s=bounded(timeout_s),
                 partial=partial,
             ),
             page_count=len(chosen),

@@ -10,6 +10,7 @@ pages from being evicted; it has a holder (owner and operation), is given back o
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -64,6 +65,7 @@ class HostTier:
         self._idle = IdleRuns(self._space)
         self._holds: dict[Holder, Hold] = {}
         self._open: set[Reservation] = set()
+        self._next_expiry = math.inf  # or earlier than any lease: then expire() looks for nothing
         self._changes = 0
         self._flushes: dict[bytes, int] = {}
         self._invalidated: dict[bytes, int] = {}  # names, while reservations are open that could bring them back
@@ -230,6 +232,7 @@ class HostTier:
                     self._grab(page.run)
                 expires = None if lease_s is None else self._clock() + lease_s
                 self._holds[holder] = Hold([page.run for page in found], expires)
+                self._next_expiry = min(self._next_expiry, math.inf if expires is None else expires)
             places = Places.of(found)
         return hit, places
 
@@ -272,15 +275,18 @@ class HostTier:
     def expire(self) -> tuple[list[Holder], float | None]:
         """Release leases whose time is over; return whose they were, and when the next one ends (monotonic)."""
         now = self._clock()
+        if now < self._next_expiry:
+            return [], None if self._next_expiry == math.inf else self._next_expiry
         with self._lock:
             due = [(hold.expires, holder) for holder, hold in self._holds.items() if hold.expires is not None]
             over = [holder for expires, holder in due if expires <= now]
             for holder in over:
                 self._release(holder)
             self._counts["expired"] += len(over)
+            self._next_expiry = min((expires for expires, _ in due if expires > now), default=math.inf)
         if over:
             self.on_room()
-        return over, min((expires for expires, _ in due if expires > now), default=None)
+        return over, None if self._next_expiry == math.inf else self._next_expiry
 
     # --- asking and taking away --------------------------------------------------------------------------------------
 

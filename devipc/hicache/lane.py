@@ -92,7 +92,7 @@ class Lane:
         self._inbox: list[Callable[[], None]] = []
         self._work: list[Work] = []
         self._woken = False
-        self._stopping = False
+        self._stopping = self._stopped = False
         self._thread = threading.Thread(target=self._run, name=f"devipc-hicache-{name}", daemon=True)
         self._thread.start()
 
@@ -133,6 +133,10 @@ class Lane:
             self._thread.join(timeout_s)
         if self._thread.is_alive():
             return False
+        with self._changed:
+            stopped, self._stopped = self._stopped, True
+        if stopped:
+            return True
         self.markers.close()
         try:
             self.transfer.destroy_stream(self.stream)

@@ -40,6 +40,7 @@ __all__ = ["Session"]
 
 MAX_POOLS = 64
 _TRANSFERS = (Kind.BACKUP, Kind.RESTORE)
+_STILL_SERVED = (Kind.UNREGISTER, Kind.INVALIDATE, Kind.FLUSH, Kind.STATUS)
 
 
 class _ShortOp(EngineOp):
@@ -74,7 +75,7 @@ class Session:
         self.answers = answers
         self._engine = engine
         self._tier = engine.tier
-        self._lock = threading.RLock()  # of what is below; steps of short operations are taken under it
+        self._lock = threading.RLock()  # of what is below; admission and the steps of short operations run under it
         self._idle = threading.Condition(self._lock)
         self._pools: dict[int, Pool] = {}
         self._leaving: dict[int, _ShortOp] = {}  # by pool: its UNREGISTER, which waits for the users
@@ -108,38 +109,35 @@ class Session:
                     f"operation {request.op} after {self._last_op}", code="duplicate", remedy="count operations up"
                 )
             self._last_op = request.op
-        if isinstance(request, Backup | Restore):
-            self._submit_transfer(request)
-            return
-        operation = _ShortOp(request, self.owner, self.answers.answer, self._ended)
-        with self._lock:
+            if isinstance(request, Backup | Restore):
+                self._submit_transfer(request)
+                return
+            operation = _ShortOp(request, self.owner, self.answers.answer, self._ended)
             self._ops[request.op] = operation
             try:
-                self._refuse_when_over()
+                self._refuse_when_over(request)
                 self._short[type(request)](operation, request)
             except DevIPCError as error:
                 operation.say(Event.REFUSE, Answer(error=error))
 
     def _submit_transfer(self, request: Backup | Restore) -> None:
-        engine = self._engine
+        """Admit it, with the lock: until its lane has it, nobody else may take a step of it."""
         try:
             pool = self._enter(request)
         except DevIPCError as error:
             # Refused before there is anything to keep: one step, of the right table.
             refused = _ShortOp(request, self.owner, self.answers.answer, lambda _op: None)
-            refused.given = Answer(np.full(len(request.pages), PageResult.NOT_DONE, np.uint8), error)
-            refused.step(Event.REFUSE)
+            refused.say(Event.REFUSE, Answer(np.full(len(request.pages), PageResult.NOT_DONE, np.uint8), error))
             return
         operation: BackupOp | RestoreOp
         common = (self.owner, self.answers.answer, self._ended)
         if isinstance(request, Backup):
-            lane = engine.backups
+            lane = self._engine.backups
             operation = BackupOp(request, *common, pool=pool, tier=self._tier, lane=lane)
         else:
-            lane = engine.restores
+            lane = self._engine.restores
             operation = RestoreOp(request, *common, pool=pool, tier=self._tier, lane=lane)
-        with self._lock:
-            self._ops[request.op] = operation
+        self._ops[request.op] = operation
         try:
             operation.admit()
         except DevIPCError as error:
@@ -149,24 +147,24 @@ class Session:
 
     def _enter(self, request: Backup | Restore) -> Pool:
         """Check everything that needs no host tier, and count the operation."""
-        with self._lock:
-            self._refuse_when_over()
-            pool = self._pool(request)
-            pool.check_pages(request.pages, distinct=isinstance(request, Restore))
-            pool.check_keys(request.keys, len(request.pages))
-            most = self._engine.config.max_ops
-            if self._transfers >= most:
-                raise ResourceExhausted(
-                    f"{most} transfers of this client are unfinished",
-                    code="busy",
-                    remedy="wait for one of them; or let the engine take more (max_ops)",
-                )
-            self._transfers += 1
-            pool.users += 1
+        self._refuse_when_over(request)
+        pool = self._pool(request)
+        pool.check_pages(request.pages, distinct=isinstance(request, Restore))
+        pool.check_keys(request.keys, len(request.pages))
+        most = self._engine.config.max_ops
+        if self._transfers >= most:
+            raise ResourceExhausted(
+                f"{most} transfers of this client are unfinished",
+                code="busy",
+                remedy="wait for one of them; or let the engine take more (max_ops)",
+            )
+        self._transfers += 1
+        pool.users += 1
         return pool
 
-    def _refuse_when_over(self) -> None:
-        if self._engine.lost is not None:
+    def _refuse_when_over(self, request: Request) -> None:
+        # Leaving, asking and forgetting must go on when nothing moves any more.
+        if self._engine.lost is not None and request.kind not in _STILL_SERVED:
             raise fresh(self._engine.lost)
         if self._dying:
             raise ClosedError("the client is detached", remedy="connect again")

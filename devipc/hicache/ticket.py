@@ -310,9 +310,9 @@ class Ticket:
             self._tell(self.op, event)
 
     def take(self, event: Event, answer: Answer) -> None:
-        """Take what the engine tells. What comes after the status changes nothing."""
+        """Take what the engine tells. What comes after the status, or after it was seen dying, changes nothing."""
         with self._changed:
-            if self._state in self._terminal or event not in ANSWERS:
+            if self._state in self._terminal or self._state == "quarantined" or event not in ANSWERS:
                 return
             _, hooks = self._step(event)
             self._told[event] = answer

@@ -68,6 +68,23 @@ def rows_with_gaps_and_woven_planes(device: Device) -> None:
 
 
 @scenario
+def no_copy_crosses_a_chunk_of_the_arena(device: Device) -> None:
+    """Registrations of 16 KiB, stored runs of all lengths over all of them; a device refuses a copy over two."""
+    with world(device, tier_nbytes=2**17, chunk_nbytes=2**14, slab_nbytes=2**13) as it:
+        memory, client = it.attention_pool(pages=60), it.client()
+        handle = it.register(client, memory)
+        capacity = it.tier.capacity(memory.layout.page_nbytes)
+        assert capacity > 50
+        for number in range(12):
+            keys = it.keys(handle, 29, seed=number)
+            memory.fill(range(1, 30), keys)
+            done(client.backup(handle, range(1, 30), keys, ready=UNFENCED))
+            memory.poison(range(30, 60))
+            done(client.restore(handle, keys, range(30, 59), ready=UNFENCED))
+            memory.check(range(30, 59), keys)
+
+
+@scenario
 def namespaces_do_not_mix(device: Device) -> None:
     """Keys are bound to model, revision and layout, also when a client makes the same keys for two models."""
     with world(device) as it:

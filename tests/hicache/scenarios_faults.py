@@ -21,7 +21,7 @@ from devipc.hicache.builders import BuiltPool
 from devipc.hicache.engine import EngineConfig
 from devipc.hicache.layout import Component, Plane, PoolChunk, PoolLayout, Rule
 from devipc.hicache.local import LocalEngine
-from devipc.hicache.operations import Status
+from devipc.hicache.operations import Event, Status
 from devipc.hicache.results import PageResult
 from devipc.interfaces.backend import Device
 from tests.hicache.faulty import Failing, FaultyDevice
@@ -211,3 +211,25 @@ def a_defect_ends_the_engine_and_leaves_nobody_waiting(device: Device) -> None:
         assert late.error.code == "defect"
         gate.resume(stream)
         assert client.match(handle, keys) == 1
+
+
+@scenario
+def a_cancel_word_is_read_before_anything_is_published(device: Device) -> None:
+    """A client gives up and uses its page again while it is being copied; what it tells comes too late."""
+    with world(device) as it:
+        memory, client = it.attention_pool(), it.client()
+        handle = it.register(client, memory)
+        keys, lane = it.keys(handle, 1), it.engine.backups
+        memory.fill([1], keys)
+        it.gate.stall(lane.stream)
+        ticket = client.backup(handle, [1], keys, ready=UNFENCED)
+        until(lambda: lane.flying == 1)
+        word: Any = ticket._cancel
+        word.set()
+        memory.poison([1])
+        it.gate.resume(lane.stream)
+        until(lambda: client.link.record.engine_ends[ticket.op] == 1)
+        assert Event.VISIBLE not in client.link.record.told[ticket.op]
+        assert client.match(handle, keys) == 0
+        assert ticket.cancel()
+        assert ticket.status is Status.CANCELLED

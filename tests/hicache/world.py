@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import threading
 import time
 from collections import Counter
@@ -75,8 +76,6 @@ class Staging:
         self.transfer = device.transfer
         fd = create_memfd("test-staging", STAGING_NBYTES)
         self.map = SharedMap(fd, STAGING_NBYTES)
-        import os
-
         os.close(fd)
         self._registration = self.transfer.register_host(self.map.address, STAGING_NBYTES)
         self.stream = self.transfer.create_stream()
@@ -95,6 +94,9 @@ class Staging:
     def close(self) -> None:
         self.transfer.destroy_stream(self.stream)
         self.transfer.unregister_host(self._registration)
+        self.unmap()
+
+    def unmap(self) -> None:
         del self.bytes
         self.map.close()
 
