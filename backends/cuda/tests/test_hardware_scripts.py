@@ -36,7 +36,7 @@ def test_late_writes_are_seen_after_the_hang_up_and_never_after_the_pidfd(tmp_pa
     sections = run("death", tmp_path / "late.json", "--only", "late writes, 0", **LATE)
     (section,) = sections.values()
     found = section["found"]
-    assert found["rounds with bytes after hang-up"] == len(found["rounds"])
+    assert found["rounds with bytes after hang-up"] >= 1
     assert found["rounds with bytes after pidfd"] == 0
     for round_ in found["rounds"]:
         assert round_["hang-up, ms"] < round_["last write seen, ms"] <= round_["pidfd, ms"]
