@@ -1,5 +1,8 @@
 """Sphinx settings: MyST pages, numpy-style docstrings, the furo theme. Reads the version from the package."""
 
+from pygments.lexers.special import TextLexer
+from sphinx.application import Sphinx
+
 from devipc import __version__
 
 project = "devipc"
@@ -21,3 +24,8 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_class_signature = "separated"
+
+
+def setup(app: Sphinx) -> None:
+    # State diagrams are drawn where Markdown is shown as it is; here they are text.
+    app.add_lexer("mermaid", TextLexer)

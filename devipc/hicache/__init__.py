@@ -1,5 +1,5 @@
-"""The parts of the cache application that need no device: pool layouts, copy plans, operation tables, keys, the index.
+"""The cache: pages of a device's memory pool kept in host memory, and brought back.
 
-Owns nothing but the folder. Every module here is pure or works on its own shared memory; none knows a driver, a
-socket or a vendor. numpy is needed, and loaded only when one of the modules is.
+Owns nothing but the folder. :mod:`devipc.hicache.api` is what a scheduler imports. No module here knows a socket or a
+vendor. numpy is needed, and loaded only when one of the modules is.
 """

@@ -172,3 +172,42 @@ def a_flush_drops_what_is_on_its_way(device: Device) -> None:
         assert other.match(stranger, it.keys(stranger, 1)) == 1
         late = client.restore(handle, keys, [1, 2, 3, 4], ready=UNFENCED, lease=leases[0]).wait(TIMEOUT_S)
         assert late.status is Status.REFUSED
+
+
+@scenario
+def small_operations_do_not_overtake_one_that_waits_for_room(device: Device) -> None:
+    with world(device, **tier_of(4)) as it:
+        memory, client = it.attention_pool(**SHAPE), it.client()
+        handle = it.register(client, memory)
+        keys = filled(it, client, memory, handle, 2)
+        lease = client.lookup(handle, keys)
+        large = client.backup(handle, [5, 6, 7], it.keys(handle, 3, seed=1), ready=UNFENCED)
+        small = client.backup(handle, [8], it.keys(handle, 1, seed=2), ready=UNFENCED)
+        time.sleep(0.05)
+        assert large.status is None
+        assert small.status is None
+        client.release(lease)
+        assert set(done(large) + done(small)) == {PageResult.STORED}
+
+
+@scenario
+def what_is_not_on_the_stream_yet_can_be_taken_back(device: Device) -> None:
+    """Few operations are on a stream at a time; the others end at once when they are cancelled."""
+    with world(device, max_flying=2) as it:
+        memory, client = it.attention_pool(), it.client()
+        handle = it.register(client, memory)
+        keys = filled(it, client, memory, handle, 1)
+        lane: Any = it.engine.restores
+        it.gate.stall(lane.stream)
+        tickets = [client.restore(handle, keys, [page], ready=UNFENCED) for page in range(2, 12)]
+        until(lambda: lane.flying == 2)
+        time.sleep(0.02)
+        assert lane.flying == 2
+        for ticket in tickets[2:]:
+            ticket.cancel()
+            assert ticket.wait(TIMEOUT_S).status is Status.CANCELLED
+        assert tickets[0].status is tickets[1].status is None
+        it.gate.resume(lane.stream)
+        done(tickets[0])
+        done(tickets[1])
+        assert memory.load()[memory.where[5]].tolist() != memory.content(keys[0]).tolist()
