@@ -104,7 +104,11 @@ class Desk:
             ticket.add_hook(lambda: self._forget(asked.op))
             if isinstance(asked, Backup) and asked.confirmed:
                 ticket.confirmed_with_request()
-            self._link.submit(asked)
+            try:
+                self._link.submit(asked)
+            except BaseException:
+                self._forget(asked.op)
+                raise
         ticket.submitted()
         return ticket
 

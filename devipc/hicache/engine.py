@@ -27,6 +27,7 @@ from devipc.interfaces.backend import Device
 
 __all__ = ["Engine", "EngineConfig"]
 
+_GRACE_S = 0.1  # to end a thread that has nothing to do
 _log = logging.getLogger("devipc.hicache")
 
 
@@ -42,6 +43,8 @@ class EngineConfig:
         Host memory that one page size takes at a time; at least a page of each pool.
     chunk_nbytes : int
         Host memory registered by one call.
+    index_entries : int
+        Pages that ``match`` can find; others are found by a lookup only. 0: one for each 32 KiB of the tier.
     extent_pages : int
         Longest run of pages that is stored, and evicted, as one.
     pin_required : bool
@@ -59,6 +62,7 @@ class EngineConfig:
     tier_nbytes: int = 2**30
     slab_nbytes: int = 64 * 2**20
     chunk_nbytes: int = CHUNK_NBYTES
+    index_entries: int = 0
     extent_pages: int = 16
     pin_required: bool = False
     bounce_nbytes: int = 32 * 2**20
@@ -235,11 +239,10 @@ class Engine:
         for session in sessions:
             session.answers.engine_dying()
             session.dying()
-        stuck = [
-            name
-            for name, lane in (("restore", self.restores), ("backup", self.backups))
-            if not lane.stop(timeout_s=remaining(deadline))
-        ]
+        lanes = {"restore": self.restores, "backup": self.backups}
+        for lane in lanes.values():
+            lane.stop(timeout_s=0.0)  # both at once; none waits for the other
+        stuck = [name for name, lane in lanes.items() if not lane.stop(timeout_s=max(remaining(deadline), _GRACE_S))]
         if stuck:
             raise CompletionTimeout(
                 f"the {' and '.join(stuck)} stream has not let go of its operations after {timeout_s:g} s",

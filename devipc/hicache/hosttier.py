@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -68,7 +68,7 @@ class HostTier:
         self._next_expiry = math.inf  # or earlier than any lease: then expire() looks for nothing
         self._changes = 0
         self._flushes: dict[bytes, int] = {}
-        self._invalidated: dict[bytes, int] = {}  # names, while reservations are open that could bring them back
+        self._invalidated: OrderedDict[bytes, int] = OrderedDict()  # while somebody could bring them back; oldest first
         self._counts = dict.fromkeys(("published", "unindexed", "evicted", "flushed", "invalidated", "expired"), 0)
         self.on_room: Callable[[], None] = lambda: None
 
@@ -172,8 +172,9 @@ class HostTier:
         return PageResult.STORED
 
     def _forget_invalidated(self) -> None:
-        if not self._open:
-            self._invalidated.clear()
+        oldest = min((reservation.started for reservation in self._open), default=self._changes)
+        while self._invalidated and next(iter(self._invalidated.values())) <= oldest:
+            self._invalidated.popitem(last=False)
 
     # --- room --------------------------------------------------------------------------------------------------------
 
@@ -305,7 +306,9 @@ class HostTier:
             gone = sum(self._detach(name) for name in names)
             if self._open:
                 self._changes += 1
-                self._invalidated.update(dict.fromkeys(names, self._changes))
+                for name in names:
+                    self._invalidated[name] = self._changes
+                    self._invalidated.move_to_end(name)
             self._counts["invalidated"] += gone
         self.on_room()
         return gone

@@ -159,8 +159,7 @@ class LocalEngine:
         self.config = config
         self._arena = HostArena(config.tier_nbytes)
         try:
-            # Entries cost 64 bytes of index each; pages of less than 4 KiB are found by a lookup only, once it is full.
-            self.index = IndexWriter(max_entries=max(1024, config.tier_nbytes // 4096))
+            self.index = IndexWriter(max_entries=config.index_entries or max(4096, config.tier_nbytes // 2**15))
         except BaseException:
             self._arena.close()
             raise

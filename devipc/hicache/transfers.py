@@ -116,8 +116,8 @@ class _TransferOp(EngineOp):
         except DeviceLostError as error:
             self._lane.lose(error)
             return
-        except DevIPCError as error:  # poisoned, or closed under us: it will never be reached
-            self.error = error
+        except Exception as error:  # poisoned, closed under us, or a caller's own trouble: it will never be reached
+            self.error = error if isinstance(error, DevIPCError) else _own_trouble(error)
             self.step(Event.FENCE_POISONED)
             return
         if self._lane.blocked:
@@ -211,6 +211,14 @@ class _TransferOp(EngineOp):
             self.fence.settle()
         else:
             self.fence.poison(_POISON.get(Status(self.state), PoisonReason.CANCELLED))
+
+
+def _own_trouble(error: Exception) -> DevIPCError:
+    return DevIPCError(
+        f"the ready point failed: {type(error).__name__}: {error}",
+        code="ready_point",
+        remedy="pass a stream, or a point that answers True or False",
+    )
 
 
 class BackupOp(_TransferOp):

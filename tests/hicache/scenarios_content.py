@@ -192,6 +192,11 @@ def a_ready_point_that_fails_discards(device: Device) -> None:
         assert client.match(handle, keys) == 0
         done(client.backup(handle, [1, 2], keys, ready=UNFENCED))
         memory.poison([5, 6])
+        strange: Any = type("Strange", (), {"reached": lambda _self: 1 // 0})()
+        trouble = client.restore(handle, keys, [5, 6], ready=strange).wait(TIMEOUT_S)
+        assert trouble.status is Status.DISCARDED
+        assert trouble.error is not None
+        assert "ZeroDivisionError" in trouble.error.message
         restore = client.restore(handle, keys, [5, 6], ready=Poisoned())
         assert restore.wait(TIMEOUT_S).status is Status.DISCARDED
         assert memory.is_poisoned([5, 6])

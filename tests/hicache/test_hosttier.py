@@ -224,6 +224,20 @@ def test_a_page_that_is_being_written_can_be_invalidated(tier: Tier) -> None:
     assert tier.store(names(1)) == [PageResult.PRESENT]
 
 
+def test_what_was_invalidated_is_forgotten_when_nothing_older_is_open(tier: Tier) -> None:
+    """Also when there is always a reservation open."""
+    reservations = [tier.reserve((A, n), names(n), namespace=NAMESPACE, block_nbytes=BLOCK, runs=[1]) for n in (1, 2)]
+    for number in range(3, 2000):
+        tier.invalidate(names(number))
+        tier.commit(reservations.pop(0))
+        assert len(tier._invalidated) <= 2
+        following = tier.reserve((A, number), names(number), namespace=NAMESPACE, block_nbytes=BLOCK, runs=[1])
+        reservations.append(following)
+    for reservation in reservations:
+        tier.commit(reservation)
+    assert tier.present(names(1998, 1999)).all()
+
+
 def test_a_flush_takes_one_namespace_and_what_is_on_its_way(tier: Tier) -> None:
     tier.store(names(1, 2), runs=[2])
     tier.store(names(3), namespace=OTHER)
