@@ -32,6 +32,7 @@ from devipc.hicache.requests import (
 )
 from devipc.hicache.results import Answer, PageResult, fresh
 from devipc.hicache.transfers import BackupOp, RestoreOp
+from devipc.types import PoisonReason
 
 if TYPE_CHECKING:
     from devipc.hicache.engine import Engine
@@ -126,6 +127,7 @@ class Session:
             pool = self._enter(request)
         except DevIPCError as error:
             # Refused before there is anything to keep: one step, of the right table.
+            request.fence.poison(PoisonReason.CANCELLED)
             refused = _ShortOp(request, self.owner, self.answers.answer, lambda _op: None)
             refused.say(Event.REFUSE, Answer(np.full(len(request.pages), PageResult.NOT_DONE, np.uint8), error))
             return

@@ -11,6 +11,7 @@ from devipc.errors import (
     BoundsError,
     CapabilityError,
     CompletionTimeout,
+    FencePoisoned,
     ResourceExhausted,
     UsageError,
 )
@@ -127,6 +128,9 @@ def more_than_agreed_is_busy(device: Device) -> None:
         error = tickets[4].wait(0).error
         assert error is not None
         assert error.code == "busy"
+        fence = tickets[4].fence
+        assert fence is not None
+        refused(lambda: fence.wait(it.staging.stream), FencePoisoned, "cancelled")
         assert error.retryable
         # Whoever is behind another client's limit is not.
         done(other.backup(foreign, [9], it.keys(foreign, 1, seed=50), ready=UNFENCED))
