@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from typing import Any
 
 import click
 
+from devipc.capabilities import Capability
 from devipc.cli.tables import show_table
 from devipc.registry import backend_names, check_backend_in_child, quarantined
 
@@ -15,7 +17,14 @@ __all__ = ["command"]
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
-@click.option("--timeout", "timeout_s", default=20.0, show_default=True, help="Seconds that each backend may take.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    default=20.0,
+    show_default=True,
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds that each backend may take.",
+)
 def command(*, as_json: bool, timeout_s: float) -> None:
     """List installed backends and their devices. Each is loaded in a child, so that a crash costs one row."""
     rows: list[dict[str, Any]] = []
@@ -24,9 +33,8 @@ def command(*, as_json: bool, timeout_s: float) -> None:
         devices = [{"uuid": device.uuid, "name": device.name} for device in check.devices]
         rows.append({"backend": name, "devices": devices, **check.capability.to_json()})
     for fault in quarantined():
-        rows.append(
-            {"backend": fault.name, "devices": [], "verdict": "no", "reason": fault.reason, "remedy": fault.remedy}
-        )
+        capability = Capability.no(fault.reason, remedy=fault.remedy)
+        rows.append({"backend": fault.name, "devices": [], **capability.to_json()})
     if as_json:
         click.echo(json.dumps({"schema": "devipc.backends/1", "backends": rows}, indent=2))
         return
@@ -38,9 +46,12 @@ def command(*, as_json: bool, timeout_s: float) -> None:
                 str(row["backend"]),
                 str(row["verdict"]),
                 ", ".join(device["name"] for device in row["devices"]) or "-",
-                str(row.get("reason") or row.get("evidence")),
+                str(row["reason"] or row["evidence"]),
                 str(row["remedy"]),
             )
             for row in rows
         ],
     )
+    for row in rows:
+        if row["reason"] and row["evidence"]:  # a stack, as a rule: too long for a cell
+            click.echo(f"evidence of {row['backend']}:\n{textwrap.indent(row['evidence'].rstrip(), '  ')}")

@@ -6,6 +6,7 @@ input, so that it never outlives the process that started it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -83,17 +84,19 @@ class _Producer:
 
 
 def say(answer: dict[str, Any]) -> None:
-    """Print one answer as a JSON line."""
-    sys.stdout.write(json.dumps(answer) + "\n")
-    sys.stdout.flush()
+    """Print one answer as a JSON line; unbuffered, so that nothing is left to be flushed to a reader that died."""
+    os.write(sys.stdout.fileno(), json.dumps(answer).encode() + b"\n")
 
 
 def main() -> None:
     """Serve the demo until standard input ends; say what went wrong instead of failing."""
     try:
         _serve(*sys.argv[1:6])
+    except BrokenPipeError:  # whoever asked is dead
+        pass
     except DevIPCError as error:
-        say({"error": error.to_json()})
+        with contextlib.suppress(BrokenPipeError):
+            say({"error": error.to_json()})
 
 
 def _serve(backend: str, device: str, slots: str, page_nbytes: str, strategy: str) -> None:

@@ -19,7 +19,7 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 
         table = Table(title=escape(title), title_justify="left")
         for column in columns:
-            table.add_column(column)
+            table.add_column(column, overflow="fold")  # a narrow terminal costs lines, not text
         for row in rows:
             table.add_row(*(escape(cell) for cell in row))
         Console().print(table)

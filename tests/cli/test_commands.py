@@ -64,6 +64,20 @@ def test_a_disabled_backend_is_listed_as_such() -> None:
     assert "disabled by DEVIPC_BACKENDS_DISABLE" in done.stdout
 
 
+def test_a_backend_that_hangs_shows_where() -> None:
+    done = devipc("backends", "--timeout", "0.001")
+    assert done.returncode == 0
+    table, _, evidence = done.stdout.partition("evidence of host:\n")
+    assert "see in the evidence where it hung" in table
+    assert "  Timeout" in evidence
+
+
+def test_every_row_of_a_document_has_the_same_keys() -> None:
+    rows = json.loads(devipc("backends", "--json", DEVIPC_BACKENDS_DISABLE="host").stdout)["backends"]
+    rows += json.loads(devipc("backends", "--json").stdout)["backends"]
+    assert len({frozenset(row) for row in rows}) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
@@ -98,3 +112,15 @@ def test_an_interrupt_ends_both_processes() -> None:
         process.wait()
     assert (process.returncode, out) == (130, "")
     assert "interrupted" in err
+
+
+def test_the_second_process_is_silent_when_the_first_is_killed() -> None:
+    command = [SCRIPT, "demo", "--hand-overs", "1000000", "--page-kib", "4"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.communicate(timeout=2)
+    finally:
+        process.kill()
+    out, err = process.communicate(timeout=30)  # returns when the second one has ended as well
+    assert (process.returncode, out, err) == (-signal.SIGKILL, "", "")
