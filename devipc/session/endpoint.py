@@ -10,6 +10,7 @@ import logging
 import os
 import queue
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -45,7 +46,7 @@ DEFAULT_TIMEOUT_S = 10.0
 DECIDE_TIMEOUT_S = 100.0
 
 
-class Endpoint:
+class Endpoint(ABC):
     """Base of :class:`~devipc.session.Exporter` and :class:`~devipc.session.Importer`.
 
     Parameters
@@ -58,6 +59,8 @@ class Endpoint:
         Completion strategy to insist on; None lets the chooser decide.
     timeout_s : float
         Default deadline of every question to a peer.
+
+    The device is opened here and stays open when the endpoint closes: other parts of the process may use it.
     """
 
     drives_trials = True
@@ -206,9 +209,9 @@ class Endpoint:
             chosen = peers[-1].decision.strategy
         return self.fences.create(name, chosen)
 
+    @abstractmethod
     def decide(self, peer: Peer) -> Decision:
         """Return the decision for ``peer``, made if need be. The connecting side drives the trial."""
-        raise NotImplementedError
 
     # --- peers --------------------------------------------------------------------------------------------------------
 
