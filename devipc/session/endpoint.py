@@ -290,7 +290,6 @@ class Endpoint(ABC):
             self._closed = True
             self._arrived.notify_all()
         deadline = deadline_after(timeout_s)
-        self._stop_listening()
         with self._lock:
             peers = list(self._peers)
         # What this side consumes goes first: the other side's close may be waiting for it, as ours does for theirs.
@@ -327,9 +326,6 @@ class Endpoint(ABC):
                 self._memory.free(allocation)
             except DevIPCError as error:
                 _log.warning("closing: %s", error)
-
-    def _stop_listening(self) -> None:
-        """Accept no further peer."""
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:

@@ -124,9 +124,11 @@ class Exporter(Endpoint):
             return
         self._events.tell()
 
-    def _stop_listening(self) -> None:
+    def close(self, *, timeout_s: float = 5.0) -> None:
+        """Listen no more, then give everything back; see :meth:`devipc.session.Endpoint.close`."""
         self._listener.close()
-        if threading.current_thread() is not self._acceptor:
+        super().close(timeout_s=timeout_s)
+        if threading.current_thread() is not self._acceptor and os.getpid() == self._pid:
             self._acceptor.join(timeout=2.0)
 
 
