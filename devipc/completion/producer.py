@@ -193,17 +193,19 @@ class ProducerFence(Fence):
         except ClosedError:
             return False
 
-    def drop_consumer(self, line: int, *, ticket: int | None = None) -> None:
-        """Stop counting a consumer that died, or whose handle was never delivered. Its line is not used again.
+    def drop_consumer(self, line: int, *, ticket: int | None = None, gone: bool = False) -> None:
+        """Stop counting a consumer that died, or whose handle was never delivered.
 
         With the ``ticket`` of its handle, nothing happens when the line has been given to another consumer since.
+        ``gone`` says that nothing of its process is left: only then is the line given away again, for one that still
+        lives could store to it.
         """
         if self._page.closed or (ticket is not None and self._ticket_of.get(line) != ticket):
             return
         if not 1 <= line <= MAX_CONSUMERS:
             raise UsageError(f"line {line} of a fence", remedy="pass FenceHandle.line of the consumer's handle")
-        if self._page.line_state(line) in _LIVE:
-            self._page.set_line_state(line, LineState.DROPPED)
+        if gone or self._page.line_state(line) in _LIVE:
+            self._page.set_line_state(line, LineState.FREE if gone else LineState.DROPPED)
             self._page.kick()
 
     def _leave(self, deadline: float) -> None:

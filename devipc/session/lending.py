@@ -63,15 +63,15 @@ class LentFences:
         with self._lock:
             lent = self._lent.pop(token, None)
         if lent is not None:
-            _drop(*lent)
+            _drop(*lent, gone=False)
 
-    def drop_all(self) -> None:
-        """Take everything back; the peer is gone. May be called again."""
+    def drop_all(self, *, gone: bool) -> None:
+        """Take everything back; ``gone`` when nothing of the peer's process is left. May be called again."""
         with self._lock:
             lent = list(self._lent.values())
             self._lent.clear()
         for fence, handle in lent:
-            _drop(fence, handle)
+            _drop(fence, handle, gone=gone)
 
     def _forget_left(self) -> None:
         """Forget consumers that closed, and fences that did; a peer that opens ten thousand has only some of them."""
@@ -86,10 +86,10 @@ class LentFences:
             close_fds(handle.fds)
 
 
-def _drop(fence: ProducerFence, handle: FenceHandle) -> None:
+def _drop(fence: ProducerFence, handle: FenceHandle, *, gone: bool) -> None:
     """Let ``fence`` go on without a consumer that is gone, or never came."""
     close_fds(handle.fds)
     try:
-        fence.drop_consumer(handle.line, ticket=handle.ticket)
+        fence.drop_consumer(handle.line, ticket=handle.ticket, gone=gone)
     except UsageError:
         _log.debug("the fence was closed before its consumer was dropped")

@@ -269,7 +269,7 @@ class Peer:
             for export_id in self._endpoint.shares.lent_to(self):
                 self.revoke(export_id)
             self._endpoint.shares.wait_returned(self, timeout_s=remaining(deadline))
-        self._lent_fences.drop_all()
+        self._lent_fences.drop_all(gone=self.state is PeerState.GONE)
         with self._lock:
             unused = not self._leases
         if unused:
@@ -278,7 +278,7 @@ class Peer:
     def _hang_up(self) -> None:
         self._link.close()
         self._attempt(self._trials.close)  # again: a request that was under way may have begun another
-        self._lent_fences.drop_all()
+        self._lent_fences.drop_all(gone=self.state is PeerState.GONE)
         self._hung_up = True
         self._endpoint.peer_left()
 
@@ -311,8 +311,7 @@ class Peer:
         # A peer that said goodbye has unmapped everything; one that died may still have transfers in flight.
         if state in (PeerState.CLOSED, PeerState.GONE):
             self._endpoint.shares.give_back_all(self)
-            self._lent_fences.drop_all()
-            self._attempt(self._trials.close)
+            self._lent_fences.drop_all(gone=state is PeerState.GONE)
         self._endpoint.peer_changed(self, state)
         # Only now, and by a thread that can be spared: a driver may not unmap while a wait of this process is pending.
         unmap = threading.Thread(target=self._attempt, args=(self.mappings.collect,), name="devipc-unmap", daemon=True)

@@ -98,7 +98,7 @@ def holdings() -> dict[str, int]:
     }
 
 
-def eventually(condition: Callable[[], bool], *, within_s: float = 5.0) -> bool:
+def eventually(condition: Callable[[], bool], *, within_s: float = 20.0) -> bool:
     """Wait until ``condition()``; return whether it came true."""
     deadline = time.monotonic() + within_s
     while not condition():

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from devipc.completion.page import MAX_CONSUMERS
 from devipc.errors import HandleError
 from devipc.session import Exporter, Importer, PeerState
 from devipc.types import OpenedExtent
 from tests.session.processes import eventually, worker
-from tests.session.worker import TIMEOUT_S
+from tests.session.worker import NBYTES, TIMEOUT_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -87,3 +88,27 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=50, check=False
     )
     assert (done.returncode, done.stdout.strip()) == (0, "0"), done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
+def test_a_fence_outlives_more_dead_consumers_than_it_has_lines(exporter: Exporter) -> None:
+    exporter.share("block", exporter.allocate(NBYTES))
+    fence = exporter.create_fence("there")  # never signalled: the others wait for it until they are killed
+    for _ in range(MAX_CONSUMERS + 3):
+        with worker("importer", path=exporter.path, count=False) as other:
+            assert eventually(lambda: len(fence.consumers) > 0)
+            other.kill()
+        assert eventually(lambda: fence.consumers == ())
+
+
+def test_gone_is_told_at_once_in_the_middle_of_a_trial() -> None:
+    noticed: list[tuple[PeerState, float]] = []
+    with Exporter(timeout_s=TIMEOUT_S) as session:
+        session.on_event(lambda event: noticed.append((event.state, time.monotonic())))
+        with worker("decider", path=session.path, count=False) as other:
+            peer = session.wait_peer()
+            assert eventually(lambda: peer._trials._role is not None)
+            killed = other.kill()
+            assert eventually(lambda: noticed[-1][0] is PeerState.GONE)
+            assert noticed[-1][1] - killed < 0.6

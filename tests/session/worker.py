@@ -15,7 +15,9 @@ from typing import Any
 
 from devipc.calltrace import observe
 from devipc.cli.stage import Stage
+from devipc.completion import choose
 from devipc.errors import DevIPCError
+from devipc.registry import load_backend
 from devipc.session import Exporter, Importer
 
 TIMEOUT_S = 10.0
@@ -96,6 +98,13 @@ def victim(options: dict[str, Any]) -> None:
     exporter(options)
 
 
+def decider(options: dict[str, Any]) -> None:
+    """Choose a strategy with the parent by live trials, again and again."""
+    with Importer(options["path"], timeout_s=TIMEOUT_S) as session:
+        while True:
+            choose(session.device, session.peer, backend=load_backend("host"))
+
+
 def main() -> None:
     """Run the role; report how many calls it took."""
     role, options = sys.argv[1], json.loads(sys.argv[2])
@@ -104,7 +113,7 @@ def main() -> None:
         if options.get("count", True):
             stack.enter_context(observe(countdown))
         try:
-            {"exporter": exporter, "importer": importer, "victim": victim}[role](options)
+            {"exporter": exporter, "importer": importer, "victim": victim, "decider": decider}[role](options)
         except DevIPCError as error:
             say(error=type(error).__name__, message=str(error))
     say(calls=countdown.calls)
