@@ -16,6 +16,8 @@ from typing import Any
 
 from devipc.spi import (
     Capability,
+    CapabilityError,
+    DevIPCError,
     HandleError,
     InterprocessEvent,
     Mechanism,
@@ -25,7 +27,7 @@ from devipc.spi import (
 )
 from devipc_cuda import driver
 from devipc_cuda.context import Context
-from devipc_cuda.status import NOT_READY, error_for
+from devipc_cuda.status import NOT_READY, NOT_SUPPORTED, error_for
 from devipc_cuda.streams import native, refuse_capture
 
 __all__ = ["CudaEvent", "CudaEvents", "CudaSync", "CudaWordWaits", "CudaWordWrites"]
@@ -34,6 +36,7 @@ _WRITE_DEFAULT = 0  # with a memory barrier
 _WAIT_GEQ = 0
 _EVENT_FLAGS = 4 | 2  # interprocess, which is only allowed without timing
 _PAYLOAD_VERSION = b"\x01"
+_WORDS = "CAN_USE_64_BIT_STREAM_MEM_OPS"
 
 
 def _check_word(device_ptr: int, value: int) -> None:
@@ -162,18 +165,20 @@ class CudaSync:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._word_writes = CudaWordWrites(context)
-        self._word_waits = CudaWordWaits(context)
+        self._no_words = _why_no_words(context)
+        absent = self._no_words is not None
+        self._word_writes = None if absent else CudaWordWrites(context)
+        self._word_waits = None if absent else CudaWordWaits(context)
         self._events = CudaEvents(context)
 
     @property
-    def word_writes(self) -> CudaWordWrites:
-        """Stream stores on registered words."""
+    def word_writes(self) -> CudaWordWrites | None:
+        """Stream stores on registered words; None where attribute and driver both refuse them."""
         return self._word_writes
 
     @property
-    def word_waits(self) -> CudaWordWaits:
-        """Stream waits on registered words."""
+    def word_waits(self) -> CudaWordWaits | None:
+        """Stream waits on registered words; None where :attr:`word_writes` is."""
         return self._word_waits
 
     @property
@@ -182,15 +187,53 @@ class CudaSync:
         return self._events
 
     def mechanisms(self) -> Mapping[Mechanism, Capability]:
-        """Return the driver's claims; attributes were seen wrong in both directions, so none is a verdict."""
+        """Return the driver's claims; attributes were seen wrong in both directions, so none alone is a verdict."""
         device = self._context.device
-        words = driver.device_attribute("CAN_USE_64_BIT_STREAM_MEM_OPS", device)
         events = driver.device_attribute("IPC_EVENT_SUPPORTED", device)
+        words = self._no_words
+        if words is None:
+            words = _claim(_WORDS, driver.device_attribute(_WORDS, device))
         return {
-            Mechanism.STREAM_MEMOP: _claim("CAN_USE_64_BIT_STREAM_MEM_OPS", words),
+            Mechanism.STREAM_MEMOP: words,
             Mechanism.EVENT: _claim("IPC_EVENT_SUPPORTED", events),
             Mechanism.HOST: Capability.untested("needs local markers and host memory only; a live check decides"),
         }
+
+
+def _why_no_words(context: Context) -> Capability | None:
+    """Return the refusal of words, which needs two witnesses: the attribute, and a real store. None is an offer."""
+    claimed = driver.device_attribute(_WORDS, context.device)
+    if claimed:
+        return None
+    try:
+        with context:
+            status = _try_store(context)
+    except CapabilityError as error:  # the driver does not have the call
+        return _no_words(claimed, str(error))
+    except DevIPCError:  # a failure of another kind proves nothing; whoever uses a word will meet it
+        return None
+    return _no_words(claimed, f"cuStreamWriteValue64 -> {status}") if status == NOT_SUPPORTED else None
+
+
+def _try_store(context: Context) -> int:
+    """Return the driver's answer to one store into host memory of its own; the context is current."""
+    address = driver.call("cuMemHostAlloc", 8, 0)
+    try:
+        stream = context.internal_stream()
+        status, _ = driver.attempt("cuStreamWriteValue64", stream, int(address), 0, _WRITE_DEFAULT)
+        if status == 0:
+            driver.call("cuStreamSynchronize", stream)
+    finally:
+        driver.quietly(driver.call, "cuMemFreeHost", address)
+    return status
+
+
+def _no_words(claimed: int | None, evidence: str) -> Capability:
+    return Capability.no(
+        "this driver has no 64-bit stream memory operations here: its attribute and a live call both say so",
+        remedy="use host_flag, which copies the word, or polling",
+        evidence=f"attribute {_WORDS}: {claimed}; {evidence}",
+    )
 
 
 def _claim(attribute: str, value: int | None) -> Capability:

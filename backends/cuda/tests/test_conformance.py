@@ -17,8 +17,8 @@ ALL = {"stream_memop", "host_flag", "polling", "event"}
 VARIANTS: dict[str, tuple[dict[str, object], set[str]]] = {
     "whole": ({}, ALL),
     "no-events": ({"DEVSIM_IPC_EVENTS": 0}, ALL - {"event"}),
-    "no-memops": ({"DEVSIM_MEMOPS": 0}, {"polling", "event"}),
-    "neither": ({"DEVSIM_IPC_EVENTS": 0, "DEVSIM_MEMOPS": 0}, {"polling"}),
+    "no-memops": ({"DEVSIM_MEMOPS": 0}, ALL - {"stream_memop"}),
+    "neither": ({"DEVSIM_IPC_EVENTS": 0, "DEVSIM_MEMOPS": 0}, {"host_flag", "polling"}),
     "slow": ({"DEVSIM_DELAY_US": 50}, ALL),
 }
 

@@ -124,8 +124,8 @@ def test_capturing_streams_are_refused(device: Any, sim: Any) -> None:
     device.sync.events.destroy(event)
 
 
-@simulated(memops=0)
-def test_absent_memops_are_a_capability_error(device: Any, sim: Any) -> None:
+@simulated(memops=0, attributes="122=1,123=1")
+def test_memops_that_are_only_claimed_are_a_capability_error(device: Any, sim: Any) -> None:
     with staging(device) as host, pytest.raises(CapabilityError) as caught:
         device.sync.word_writes.write(host.stream, host.device_ptr, 1)
     assert caught.value.status is not None
