@@ -300,21 +300,25 @@ def wild(parent: Parent, which: str) -> object:
 
     from tests.simulator.trace_cases.world import need
 
-    world()
+    w = world()
     if which == "pool":
         return code(cu.cuMemPoolTrimTo(cu.CUmemoryPool(0x1234560), 0))
     if which == "physical":
         return code(cu.cuMemRelease(cu.CUmemGenericAllocationHandle(0x1234560)))
+    if which == "context":
+        need(cu.cuDevicePrimaryCtxRelease(w.device))
+        return code(cu.cuStreamQuery(w.stream))
     stream = need(cu.cuStreamCreate(1))
     need(cu.cuStreamDestroy(stream))
     return code(cu.cuStreamQuery(stream))
 
 
-@pytest.mark.parametrize("which", ["stream", "pool", "physical"])
+@pytest.mark.parametrize("which", ["stream", "context", "pool", "physical"])
 def test_handles_that_are_none_crash(sim: Simulation, which: str) -> None:
     with sim.start(wild, which) as child:
         assert child.status() == -signal.SIGSEGV
-    assert sim.run(wild, which, wild_crash=0) in ("INVALID_HANDLE", "INVALID_VALUE")
+    expected = {"stream": "INVALID_HANDLE", "context": "INVALID_CONTEXT"}.get(which, "INVALID_VALUE")
+    assert sim.run(wild, which, wild_crash=0) == expected
 
 
 def zero_batch(parent: Parent) -> object:

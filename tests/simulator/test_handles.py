@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
@@ -40,7 +41,8 @@ def exporter(parent: Parent) -> object:
     big, first, second = (int(need(cu.cuMemAlloc(n))) for n in (4 * MIB, 1000, 1000))
     for pointer, nbytes, value in ((big, 4 * MIB, 6), (first, 1000, 1), (second, 1000, 2)):
         need(cu.cuMemsetD8(pointer, value, nbytes))
-    names = {"big": big, "interior": big + 4096, "second": second, "pinned": w.pinned(4096), "physical": w.mapped(1)}
+    names = {"big": big, "interior": big + 4096, "first": first, "second": second}
+    names |= {"pinned": w.pinned(4096), "physical": w.mapped(1)}
     parent.send({"distance": second % (2 * MIB), "same_block": first // (2 * MIB) == second // (2 * MIB)})
     while (wish := parent.receive()) != "end":
         if wish == "free":
@@ -263,3 +265,58 @@ def test_handles_of_an_exporter_that_freed_or_died(sim: Simulation) -> None:
         owner.kill()
         owner.status()
         assert sim.run(importer, handle)["open"] == "INVALID_HANDLE"
+
+
+def namesake(parent: Parent, memory: str, event: str) -> object:
+    """Handles of a process with this one's number, as one of another pid namespace may have."""
+    from cuda.bindings import driver as cu
+
+    from tests.simulator.trace_cases.world import from_raw
+
+    world()
+    number = os.getpid().to_bytes(4, "little")
+    own = [bytes.fromhex(data)[:4] + number + bytes.fromhex(data)[8:] for data in (memory, event)]
+    return [
+        code(cu.cuIpcOpenMemHandle(from_raw(cu.CUipcMemHandle, own[0]), 1)),
+        code(cu.cuIpcOpenEventHandle(from_raw(cu.CUipcEventHandle, own[1]))),
+    ]
+
+
+def both(parent: Parent) -> object:
+    from cuda.bindings import driver as cu
+
+    from tests.simulator.trace_cases.world import need, raw
+
+    w = world()
+    parent.send([export(w.alloc(4 * MIB)), raw(need(cu.cuIpcGetEventHandle(w.event(6)))).hex()])
+    return parent.receive()
+
+
+def test_a_peer_with_an_equal_number_is_taken_for_this_process(sim: Simulation) -> None:
+    with sim.start(both) as owner:
+        assert sim.run(namesake, *owner.receive()) == ["INVALID_CONTEXT"] * 2
+        owner.send("end")
+
+
+def neighbours(parent: Parent, first: str, second: str) -> object:
+    from cuda.bindings import driver as cu
+
+    world()
+    sim = Simulator.loaded()
+    before = sim.report()["reserved_bytes"]
+    (_, a), (_, b) = load(first), load(second)
+    found = [b - a, sim.report()["reserved_bytes"] - before]
+    answers = [code(cu.cuIpcCloseMemHandle(a)), fetch(b, 1)[0], code(cu.cuIpcCloseMemHandle(b))]
+    return [*found, answers, sim.report()["reserved_bytes"] - before]
+
+
+def test_neighbours_open_inside_one_mapping(sim: Simulation) -> None:
+    """Two small allocations of a block share its addresses; they go with the last of both."""
+    with sim.start(exporter) as owner:
+        owner.receive()
+        first, second = ask(owner, "first"), ask(owner, "second")
+        found = sim.run(neighbours, first, second)
+        assert found == [1024, 2 * MIB, ["SUCCESS", 2, "SUCCESS"], 0]
+        apart = sim.run(neighbours, first, second, second_open=2)
+        assert apart[1:] == [4 * MIB, ["SUCCESS", 2, "SUCCESS"], 0]
+        owner.send("end")

@@ -91,19 +91,41 @@ static struct ds_block *attach_wrong(struct ds_block *block) {
   return wrong;
 }
 
+/* Where this context has the block mapped already: every small allocation of it opens inside one
+ * mapping.  0: nowhere, or what was there when it was opened lies in the way; caller holds the lock. */
+static uint64_t mapped_at(const void *owner, const struct ds_block *block, const struct handle *handle) {
+  struct ds_range *at;
+  uint64_t start = 0;
+  for (size_t i = 0; ds_switch(DS_second_open) != 2 && !start && (at = ds_range_at(i)); i++)
+    if (at->kind == DS_IMPORT && at->owner == owner && !memcmp(at->block->header->id, block->header->id, 16))
+      start = at->map_start;
+  at = start ? ds_find_next(start + handle->offset) : NULL;
+  return at && at->start < start + handle->offset + handle->bytes ? 0 : start;
+}
+
+/* Whether another open allocation lies in the mapping; caller holds the lock. */
+static bool shared(const struct ds_range *range) {
+  struct ds_range *at;
+  for (size_t i = 0; (at = ds_range_at(i)); i++)
+    if (at != range && at->kind == DS_IMPORT && at->map_start == range->map_start)
+      return true;
+  return false;
+}
+
 static enum ds_status add_mapping(struct ds_device *device, void *owner, struct ds_block *block,
                                   const struct handle *handle, uint64_t *out) {
   struct ds_range range = {.kind = DS_IMPORT, .block = block, .device = block->device, .owner = owner, .opens = 1,
                            .offset = handle->offset, .bytes = handle->bytes};
   range.map_bytes = (block->bytes + DS_BLOCK - 1) / DS_BLOCK * DS_BLOCK;
-  range.map_start = ds_reserve(range.map_bytes, DS_BLOCK, 0);
+  uint64_t before = mapped_at(owner, block, handle);
+  range.map_start = before ? before : ds_reserve(range.map_bytes, DS_BLOCK, 0);
   range.start = range.map_start + range.offset;
   for (int i = 0; i < ds_device_count(); i++)
     if (ds_peer(ds_device_at(i), block->device))
       range.access[i] = DS_READ | DS_WRITE;
   range.access[device->index] = DS_READ | DS_WRITE;
   if (!range.map_start || !ds_range_add(&range)) {
-    if (range.map_start)
+    if (range.map_start && !before)
       ds_unreserve(range.map_start);
     return DS_NOMEM;
   }
@@ -185,7 +207,8 @@ enum ds_status ds_close(uint64_t start) {
     status = DS_OK;
     if (--range->opens == 0) {
       atomic_store(&last_closed, range->start);
-      ds_unreserve(range->map_start);
+      if (!shared(range))
+        ds_unreserve(range->map_start);
       ds_block_drop(range->block);
       ds_range_remove(range);
       ds_count(DS_C_live_mappings, -1);

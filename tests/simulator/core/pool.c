@@ -161,7 +161,7 @@ static uint64_t gap(const struct ds_pool *pool, uint64_t bytes) {
 static enum ds_status place(struct ds_pool *pool, void *owner, uint64_t start, uint64_t bytes, uint64_t *out) {
   struct ds_range range = {.kind = pool->imported ? DS_POOL_IMPORT : DS_POOL, .start = start, .bytes = bytes,
                            .block = pool->block, .offset = start - pool->start, .device = pool->device,
-                           .owner = owner, .handle_types = pool->handle_types, .parent = pool,
+                           .owner = owner, .handle_types = pool->imported ? 0 : pool->handle_types, .parent = pool,
                            .opens = 1};
   range.map_start = start / DS_POOL_CHUNK * DS_POOL_CHUNK;
   range.map_bytes = round_up(start + bytes - range.map_start, DS_POOL_CHUNK);

@@ -157,7 +157,7 @@ static int answer(const struct ds_range *range, int attribute, uint64_t pointer,
         return CU_INVALID_VALUE;
       *(uint64_t *)out = host ? (uint64_t)range->host + (pointer - range->start) : pointer;
       return CU_OK;
-    case 6: *(unsigned *)out = !host; return CU_OK;
+    case 6: *(unsigned *)out = range->kind == DS_MANAGED; return CU_OK; /* the trace's; 1 for device memory was seen too */
     case 7: *(uint64_t *)out = range->id; return CU_OK;
     case 8: *(unsigned *)out = range->kind == DS_MANAGED; return CU_OK;
     case 9: *(int *)out = range->device ? range->device->index : 0; return CU_OK;

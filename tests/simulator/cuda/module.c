@@ -1,5 +1,5 @@
-/* Modules and launches, as far as their blocking goes: loading code, and the first
- * launch of a function, stand still while a value wait is pending.  No code runs. */
+/* Modules and launches, as far as their blocking goes: loading and unloading
+ * code stands still while a value wait is pending, a launch does not.  No code runs. */
 #include "front.h"
 
 #include <stdlib.h>
@@ -8,7 +8,6 @@
 struct function {
   struct function *next;
   char name[128];
-  atomic_bool loaded;
 };
 
 struct module {
@@ -143,8 +142,6 @@ API(cuLaunchKernel, 4000, cuLaunchKernel,
     return CU_INVALID_HANDLE;
   if (!gx || !gy || !gz || !bx || !by || !bz || (uint64_t)bx * by * bz > 1024 || shared > 232448)
     return CU_INVALID_VALUE;
-  if (!atomic_exchange(&function->loaded, true))
-    ds_drain_waits();
   if (cu_capturing(stream, &code))
     return code;
   return cu_code(ds_submit(stream, ds_op_new(DS_KERNEL), NULL), stream->device);

@@ -25,11 +25,12 @@ static struct ds_stream *default_stream(struct context *context, struct ds_strea
 
 static int absent(CUstream handle) {
   struct context *context = cu_current_or_null();
-  if (!ds_stream_outlived(handle)) {
+  bool outlived = ds_stream_outlived(handle);
+  if (!outlived)
     ds_wild("stream");
-    return CU_INVALID_HANDLE;
-  }
-  return context && !context->dead ? CU_INVALID_HANDLE : CU_INVALID_CONTEXT;
+  else if (!context || context->dead)
+    ds_wild("stream any more"); /* seen to crash, and to answer an error: its memory was given back */
+  return outlived ? CU_INVALID_CONTEXT : CU_INVALID_HANDLE;
 }
 
 /* A stream brings its context along; the default ones need a current one. */

@@ -10,7 +10,7 @@ static int submit(CUstream handle, CUdeviceptr address, uint64_t value, unsigned
   unsigned compare = flags & ~(1u << 30);
   if (!write && flags & 1u << 30)
     return CU_NOT_SUPPORTED; /* remote writes cannot be flushed here */
-  if (write ? flags > 1 : compare > DS_NOR)
+  if (write ? flags != 0 : compare > DS_NOR) /* a write without barrier is refused on an H200 */
     return CU_INVALID_VALUE;
   TRY(cu_code(ds_check_value(address, size), stream->device));
   if (cu_capturing(stream, &code))
