@@ -37,7 +37,7 @@ class Work(Protocol):
         ...
 
     def fail(self, error: DevIPCError) -> None:
-        """End, as far as nothing else can happen any more: the device is lost."""
+        """End, as far as nothing else can happen any more: the device is lost, or the engine has a defect."""
         ...
 
 
@@ -210,7 +210,7 @@ class Lane:
         except DevIPCError as error:
             _log.exception("the cache engine ends")
             self.lose(error)
-        except Exception as error:
+        except BaseException as error:  # also those that would end a thread without a word
             _log.exception("a defect of the cache engine, which ends it")
             self.lose(DevIPCError(f"{type(error).__name__}: {error}", code="defect", remedy="report it"))
         return otherwise

@@ -96,9 +96,15 @@ class _TransferOp(EngineOp):
         return self.state != before
 
     def fail(self, error: DevIPCError) -> None:
-        """See :class:`~devipc.hicache.lane.Work`: what is on a lost device will not move again."""
+        """See :class:`~devipc.hicache.lane.Work`: what is on a lost device will not move again.
+
+        When the engine ends for another reason, copies go on: their pages are in use until the stream has passed them.
+        """
+        waits = self.state in _WAITING
+        if not (waits or isinstance(error, DeviceLostError)):
+            return
         self.error = self.error or error
-        if self.state in _WAITING:
+        if waits:
             self.step(Event.FENCE_POISONED)
         elif self.state in _COPYING:
             self.copies_failed()
@@ -116,7 +122,7 @@ class _TransferOp(EngineOp):
         except DeviceLostError as error:
             self._lane.lose(error)
             return
-        except Exception as error:  # poisoned, closed under us, or a caller's own trouble: it will never be reached
+        except BaseException as error:  # poisoned, closed under us, or a caller's own trouble: it will never be reached
             self.error = error if isinstance(error, DevIPCError) else _own_trouble(error)
             self.step(Event.FENCE_POISONED)
             return
@@ -156,21 +162,30 @@ class _TransferOp(EngineOp):
                 self.fence.signal(stream, 1)
         except DevIPCError as error:
             self.error, self._broken = error, True
+        except BaseException as error:
+            self.error, self._broken = _defect(error), True
+            raise
+        finally:
+            self._mark()
+
+    def _mark(self) -> None:
+        """Mark the end of the copies; behind a failure too: what was put on the stream before it may still run."""
         try:
-            # Behind a failure too: what was put on the stream before it may still run.
-            self._marker = lane.mark(self._nbytes)
-        except DevIPCError as error:
-            lane.lose(self.error or error)
+            self._marker = self._lane.mark(self._nbytes)
+        except DevIPCError as error:  # tried again as long as the device is there
+            self._lane.lose(self.error or error)
 
     def _look(self, now: float) -> None:
         if self.state in _COPYING and now >= self._deadline:
             self._time_out("copying; it ends when the stream lets go of its pages")
         if self._marker is None:
+            self._mark()
+        if self._marker is None:
             return
         try:
             if not self._lane.transfer.query_marker(self._marker):
                 return
-        except DevIPCError as error:  # whether the copies are done will never be known
+        except DevIPCError as error:  # whether the copies are done is not known, so the pages stay in use
             self._lane.lose(error)
             return
         self._lane.landed(self._marker, self._nbytes)
@@ -213,7 +228,11 @@ class _TransferOp(EngineOp):
             self.fence.poison(_POISON.get(Status(self.state), PoisonReason.CANCELLED))
 
 
-def _own_trouble(error: Exception) -> DevIPCError:
+def _defect(error: BaseException) -> DevIPCError:
+    return DevIPCError(f"{type(error).__name__}: {error}", code="defect", remedy="report it")
+
+
+def _own_trouble(error: BaseException) -> DevIPCError:
     return DevIPCError(
         f"the ready point failed: {type(error).__name__}: {error}",
         code="ready_point",

@@ -10,9 +10,11 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+import pytest
 
 from devipc.errors import (
     CompletionTimeout,
+    DriverError,
     ResourceExhausted,
     UsageError,
 )
@@ -233,3 +235,42 @@ def a_cancel_word_is_read_before_anything_is_published(device: Device) -> None:
         assert client.match(handle, keys) == 0
         assert ticket.cancel()
         assert ticket.status is Status.CANCELLED
+
+
+@scenario
+def a_defect_leaves_pages_to_their_copies_until_these_are_over(device: Device) -> None:
+    """An engine that ends while copies run gives no page back that one of them may still write to."""
+    with world(device) as it:
+        memory, client = it.attention_pool(), it.client()
+        handle = it.register(client, memory)
+        keys = filled(it, client, memory, handle, 8)
+        lane: Any = it.engine.restores
+        it.gate.stall(lane.stream)
+        running = client.restore(handle, keys[:4], [10, 11, 12, 13], ready=UNFENCED)
+        until(lambda: lane.flying == 1)
+        move, record = lane.mover.move, lane.markers.record
+
+        def unrecorded(_stream: Any) -> Any:
+            raise DriverError("the driver refused a marker", remedy="none: it was asked to")
+
+        def broken(*arguments: Any) -> None:
+            move(*arguments)
+            lane.markers.record = unrecorded
+            raise ZeroDivisionError
+
+        lane.mover.move = broken
+        half_done = client.restore(handle, keys[4:], [14, 15, 16, 17], ready=UNFENCED)
+        until(lambda: it.engine.lost is not None)
+        for ticket in (running, half_done):
+            with pytest.raises(CompletionTimeout):
+                ticket.wait(0.05)
+        it.gate.resume(lane.stream)
+        assert running.wait(TIMEOUT_S).status is Status.COMPLETED
+        memory.check([10, 11, 12, 13], keys[:4])
+        with pytest.raises(CompletionTimeout):
+            half_done.wait(0.02)
+        lane.markers.record = record
+        outcome = half_done.wait(TIMEOUT_S)
+        assert outcome.status is Status.FAILED
+        assert outcome.error is not None
+        assert outcome.error.code == "defect"

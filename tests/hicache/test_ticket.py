@@ -168,6 +168,17 @@ def test_a_fence_is_a_ready_point(it: World, setting: Setting) -> None:
     assert isinstance(outcome.error, DevIPCError)
 
 
+def test_a_ready_point_that_would_end_its_thread_ends_one_operation(setting: Setting) -> None:
+    class Gone:
+        def reached(self) -> bool:
+            raise asyncio.CancelledError
+
+    for _ in range(2):
+        lost = setting.client.backup(setting.handle, [7], setting.keys[:1], ready=Gone())
+        assert lost.wait(TIMEOUT_S).status is Status.DISCARDED
+    assert done(setting.client.restore(setting.handle, setting.keys[:1], [7], ready=UNFENCED))
+
+
 def test_one_ready_point_serves_many(it: World, setting: Setting) -> None:
     stream = it.stream()
     point = setting.client.ready(stream)
