@@ -169,7 +169,11 @@ def test_an_explicit_strategy_is_refused_with_the_reason(
         ("waits_nothing", {Strategy.STREAM_MEMOP: "does not hold the stream"}, Strategy.HOST_FLAG),
         ("waits_for_ever", {Strategy.STREAM_MEMOP: "not released by the signal within"}, Strategy.HOST_FLAG),
         ("waits_crash", {Strategy.STREAM_MEMOP: "watching process of the trial ended"}, Strategy.HOST_FLAG),
-        ("waits_hang", {Strategy.STREAM_MEMOP: "did not end within"}, Strategy.HOST_FLAG),
+        (
+            "waits_hang",
+            {Strategy.STREAM_MEMOP: "did not end within|watching process of the trial ended"},
+            Strategy.HOST_FLAG,
+        ),
         (
             "no_registration",
             {Strategy.STREAM_MEMOP: "reaches no host memory", Strategy.HOST_FLAG: "reaches no host memory"},
@@ -188,7 +192,9 @@ def test_a_lying_device_costs_one_candidate(
     assert decision.degraded
     for candidate in decision.candidates:
         if candidate.strategy in rejected:
-            assert rejected[candidate.strategy] in candidate.capability.reason, candidate
+            # A child that hangs may be ended by its own watch before its partner's deadline: either may be told.
+            words = rejected[candidate.strategy].split("|")
+            assert any(word in candidate.capability.reason for word in words), candidate
             assert candidate.phase in (Phase.CHILD, Phase.OFFER)
             assert not candidate.capability
     assert time.monotonic() - started < len(rejected) * (DEADLINE_S + 2) + 6

@@ -360,6 +360,7 @@ def test_a_killed_consumer_is_dropped(device: Device, strategy: Strategy) -> Non
         fence.drop_consumer(line)
         for n in range(2, 50):
             fence.signal(stream, n)
+        fence.synchronize(49, 5.0)  # the ring is empty when the next consumer, which looks only later, comes
         late = open_exported(device, fence.export())
         fence.signal(stream, 50)
         late.synchronize(50, 5.0)
