@@ -49,6 +49,7 @@ __all__ = ["UNFENCED", "FencePoint", "HiCacheClient", "PoolHandle", "connect"]
 DEFAULT_TIMEOUT_S = 30.0
 DEFAULT_LEASE_S = 30.0
 _CALL_TIMEOUT_S = 10.0
+_GRACE_S = 0.1  # for callbacks that are about to return
 
 
 class HiCacheClient:
@@ -343,7 +344,7 @@ class HiCacheClient:
         self._desk.engine_gone()
         with self._searching:
             self._reader.close()
-        self._desk.close()
+        self._desk.close(max(remaining(deadline), _GRACE_S))
 
     def __enter__(self) -> HiCacheClient:
         return self

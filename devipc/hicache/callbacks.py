@@ -9,6 +9,9 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
+
+from devipc.deadline import no_thread
 
 __all__ = ["CallbackThread"]
 
@@ -24,29 +27,49 @@ class CallbackThread:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def run(self, call: Callable[[], None]) -> None:
-        """Call it soon; after :meth:`close` it is dropped, and said so."""
-        with self._lock:
-            if self._closed:
-                _log.warning("a callback came after its client was closed")
-                return
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="devipc-hicache-callbacks", daemon=True)
-                self._thread.start()
-            self._queue.put(call)
+    def later(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Return what lets ``call`` run soon, once it is called itself: that cannot fail any more, nor block.
 
-    def close(self) -> None:
-        """Run what is queued, then end the thread; waits for that, except on the thread itself."""
+        Raises
+        ------
+        ResourceExhausted
+            When no thread can be started.
+        """
+        with self._lock:
+            if self._thread is None and not self._closed:
+                thread = threading.Thread(target=self._run, name="devipc-hicache-callbacks", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise no_thread("run callbacks", error) from error
+                self._thread = thread
+        return partial(self._put, call)
+
+    def _put(self, call: Callable[[], None]) -> None:
+        with self._lock:
+            if not self._closed:
+                self._queue.put(call)
+                return
+        _log.warning("a callback came after its client was closed")
+
+    def close(self, timeout_s: float) -> None:
+        """Run what is queued, then end the thread; waits for that, except on the thread itself.
+
+        A callback that does not return in time is left behind, and said so.
+        """
         with self._lock:
             self._closed = True
             thread = self._thread
             self._queue.put(None)
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        if thread is None or thread is threading.current_thread():
+            return
+        thread.join(timeout_s)
+        if thread.is_alive():
+            _log.warning("a callback has not returned %g s after its client was closed", timeout_s)
 
     def _run(self) -> None:
         while (call := self._queue.get()) is not None:
             try:
                 call()
-            except Exception:
+            except BaseException:  # SystemExit too: the callbacks behind it are others'
                 _log.exception("a callback of a cache operation failed")

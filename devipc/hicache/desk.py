@@ -46,9 +46,9 @@ class Desk:
         """Return the operations that have no status."""
         return list(self._tickets.values())
 
-    def close(self) -> None:
+    def close(self, timeout_s: float) -> None:
         """End the thread for callbacks; to be called when every ticket has its status."""
-        self._callbacks.close()
+        self._callbacks.close(timeout_s)
 
     # --- what the link calls -----------------------------------------------------------------------------------------
 
@@ -96,7 +96,7 @@ class Desk:
                 asked.kind,
                 page_count=page_count,
                 tell=self._link.tell,
-                defer=self._callbacks.run,
+                defer=self._callbacks.later,
                 fence=fence,
                 cancel=cancel,
             )

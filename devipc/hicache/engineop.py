@@ -60,10 +60,12 @@ class EngineOp:
         self.state = following.state
         if self.ended:
             self.give_back()
-        if following.tells is not None:
-            self._tell(self.op, following.tells, self.answer())
-        if self.ended:
-            self._on_end(self)
+        try:
+            if following.tells is not None:
+                self._tell(self.op, following.tells, self.answer())
+        finally:
+            if self.ended:
+                self._on_end(self)
 
     def answer(self) -> Answer:
         """Return what the client learns now."""

@@ -7,6 +7,8 @@ knows neither an engine nor how one is reached; two callables carry what it tell
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import threading
 from collections.abc import Callable, Generator
 from typing import Protocol
@@ -22,6 +24,7 @@ from devipc.interfaces.transfer import Stream
 
 __all__ = ["CancelFlag", "OperationFence", "Ticket", "WaitFence"]
 
+_log = logging.getLogger("devipc.hicache")
 _PAGES_BACK = "the pages of an operation are its own until it has a status; wait again"
 
 
@@ -119,7 +122,7 @@ class Ticket:
         *,
         page_count: int,
         tell: Callable[[int, Event], None],
-        defer: Callable[[Callable[[], None]], None],
+        defer: Callable[[Callable[[], None]], Callable[[], None]],
         fence: OperationFence | None = None,
         cancel: CancelFlag | None = None,
     ) -> None:
@@ -227,8 +230,14 @@ class Ticket:
             return event in self._told
 
     def add_callback(self, callback: Callable[[Ticket], None]) -> None:
-        """Call ``callback(ticket)`` once it has a status, on the client's own thread for callbacks."""
-        self.add_hook(lambda: self._defer(lambda: callback(self)))
+        """Call ``callback(ticket)`` once it has a status, on the client's own thread for callbacks.
+
+        Raises
+        ------
+        ResourceExhausted
+            When that thread cannot be started.
+        """
+        self.add_hook(self._defer(lambda: callback(self)))
 
     def __await__(self) -> Generator[object, None, Outcome]:
         """Await the outcome. A task that is cancelled stops waiting; the operation goes on."""
@@ -245,7 +254,11 @@ class Ticket:
                 return
 
         self.add_hook(wake)
-        await done.wait()
+        try:
+            await done.wait()
+        finally:
+            with self._changed, contextlib.suppress(ValueError):
+                self._hooks.remove(wake)
         return self.wait(0.0)
 
     def add_hook(self, hook: Callable[[], None]) -> None:
@@ -288,8 +301,7 @@ class Ticket:
         # Without the lock: whoever carries it may answer on this very thread.
         if tells is not None:
             self._tell(self.op, tells)
-        for hook in hooks:
-            hook()
+        _run(hooks)
         return True
 
     # --- for the client ----------------------------------------------------------------------------------------------
@@ -320,8 +332,7 @@ class Ticket:
                 self._results = answer.results
             self._error = answer.error or self._error
             self._detail = answer.detail or self._detail
-        for hook in hooks:
-            hook()
+        _run(hooks)
 
     def _step(self, event: Event) -> tuple[Event | None, list[Callable[[], None]]]:
         """Step, with the lock held; return what to tell, and the hooks to call without it."""
@@ -335,3 +346,14 @@ class Ticket:
 
     def __repr__(self) -> str:
         return f"<Ticket {self.op} {self.kind.value} {self._state}>"
+
+
+def _run(hooks: list[Callable[[], None]]) -> None:
+    """Call all of them: one that fails is neither the others' trouble nor that of the thread that brought a status."""
+    for hook in hooks:
+        try:
+            hook()
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            _log.exception("a hook of a cache operation failed")

@@ -1,15 +1,32 @@
-"""Threads that meet in the client and the engine: who may hold up whom, and what happens when there is none to be had."""
+"""Threads that meet in the client and the engine: who holds up whom, and what happens when there is none to be had."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from devipc.errors import CompletionTimeout, ResourceExhausted
+from devipc.hicache import arena
+from devipc.hicache.api import UNFENCED, connect
+from devipc.hicache.arena import HostArena
+from devipc.hicache.engine import EngineConfig
+from devipc.hicache.local import LocalEngine
+from devipc.hicache.operations import Status
+from devipc.hicache.requests import StatusRequest
 from devipc.interfaces.backend import Device
 from devipc.registry import load_backend
-from tests.hicache.world import run_threads, world
+from tests.hicache.faulty import FaultyDevice
+from tests.hicache.scenario import done
+from tests.hicache.world import TIMEOUT_S, run_threads, until, world
+
+SMALL = EngineConfig(tier_nbytes=2**20, slab_nbytes=2**18, chunk_nbytes=2**14)
 
 
 @pytest.fixture
@@ -40,3 +57,157 @@ def test_clients_that_ask_for_the_status_at_once_do_not_wait_for_each_other(devi
 
         run_threads(lambda: ask(first), lambda: ask(second))
         assert asked == [2] * 3000
+
+
+@contextlib.contextmanager
+def no_thread_to_be_had() -> Iterator[None]:
+    """Let every thread that is started need more address space than there is."""
+    before = threading.stack_size(2**46)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
+
+
+@pytest.mark.usefixtures("eager")
+def test_threads_that_close_at_once(device: Device) -> None:
+    for _ in range(15):
+        client = connect("inproc:", device=device, config=SMALL)
+        together = threading.Barrier(4)
+
+        def close(client: Any = client, together: threading.Barrier = together) -> None:
+            together.wait(TIMEOUT_S)
+            client.close(timeout_s=TIMEOUT_S)
+
+        run_threads(close, close, close, close)
+
+
+def test_closing_an_engine_that_another_thread_closes_is_over_in_time(device: Device) -> None:
+    local = LocalEngine(device, SMALL)
+    local.engine.pinned.close, close = lambda: time.sleep(0.3), local.engine.pinned.close  # type: ignore[method-assign]
+    thread = threading.Thread(target=lambda: local.close(TIMEOUT_S))
+    thread.start()
+    until(lambda: local.engine.restores._stopped and local.engine.backups._stopped)
+    with pytest.raises(CompletionTimeout):
+        local.close(0.01)
+    thread.join(TIMEOUT_S)
+    close()
+
+
+def test_a_callback_needs_a_thread_before_the_operation_ends(device: Device) -> None:
+    with world(device) as it:
+        memory, client = it.attention_pool(), it.client()
+        handle = it.register(client, memory)
+        client.backup(handle, [1], it.keys(handle, 1), ready=UNFENCED).wait(TIMEOUT_S)
+        lane: Any = it.engine.backups
+        it.gate.stall(lane.stream)
+        ticket = client.backup(handle, [2], it.keys(handle, 1, seed=2), ready=UNFENCED)
+        with no_thread_to_be_had():
+            with pytest.raises(ResourceExhausted) as caught:
+                ticket.add_callback(lambda _ticket: None)
+            assert caught.value.code == "threads"
+            it.gate.resume_all()
+            assert ticket.wait(TIMEOUT_S).status is Status.COMPLETED
+        assert it.engine.lost is None
+
+
+def test_what_a_callback_or_a_hook_raises_is_its_own_trouble(device: Device) -> None:
+    with world(device) as it:
+        memory, client = it.attention_pool(), it.client()
+        handle = it.register(client, memory)
+        seen: list[Any] = []
+
+        def leave(*_ticket: object) -> None:
+            raise SystemExit
+
+        lane: Any = it.engine.backups
+        it.gate.stall(lane.stream)
+        ticket = client.backup(handle, [1], it.keys(handle, 1), ready=UNFENCED)
+        ticket.add_hook(leave)
+        ticket.add_hook(lambda: seen.append("hook"))
+        for callback in (leave, seen.append):
+            ticket.add_callback(callback)
+        it.gate.resume_all()
+        until(lambda: len(seen) == 2)
+        assert seen == ["hook", ticket]
+        assert it.engine.lost is None
+        done(client.backup(handle, [2], it.keys(handle, 1, seed=2), ready=UNFENCED))
+
+
+def test_a_callback_that_does_not_return_does_not_keep_a_client_from_closing(
+    device: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, go = connect("inproc:", device=device, config=SMALL), threading.Event()
+    ticket = client._ask(lambda op: StatusRequest(op=op))
+    ticket.add_callback(lambda _ticket: go.wait(TIMEOUT_S) and None)
+    began = time.monotonic()
+    client.close(timeout_s=0.2)
+    assert time.monotonic() - began < TIMEOUT_S / 2
+    assert "has not returned" in caplog.text
+    go.set()
+
+
+def test_who_stops_awaiting_leaves_nothing_behind(device: Device) -> None:
+    with world(device) as it:
+        memory, client = it.attention_pool(), it.client()
+        handle = it.register(client, memory)
+        ticket = client.backup(handle, [1], it.keys(handle, 1), ready=UNFENCED, confirm=False)
+        hooks = len(ticket._hooks)
+
+        async def impatient() -> None:
+            for _ in range(20):
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(ticket, 0.001)
+
+        asyncio.run(impatient())
+        assert len(ticket._hooks) == hooks
+        ticket.confirm()
+        done(ticket)
+
+
+def test_an_engine_without_threads_keeps_nothing(device: Device) -> None:
+    faulty: Any = FaultyDevice(device)
+    made: list[Any] = []
+    create, destroy = device.transfer.create_stream, device.transfer.destroy_stream  # type: ignore[union-attr]
+
+    def created(**options: Any) -> Any:
+        made.append(create(**options))
+        return made[-1]
+
+    def destroyed(stream: Any) -> None:
+        destroy(stream)
+        made.remove(stream)
+
+    faulty.transfer.create_stream, faulty.transfer.destroy_stream = created, destroyed
+    with no_thread_to_be_had(), pytest.raises(ResourceExhausted) as caught:
+        LocalEngine(faulty, SMALL)
+    assert caught.value.code == "threads"
+    assert made == []
+    assert faulty.transfer.pinned == 0
+
+
+def test_the_first_touch_needs_no_thread_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arena, "_STEP_NBYTES", 2**16)
+    with no_thread_to_be_had():
+        made = HostArena(2**20, threads=4)
+    made.close()
+
+
+def test_an_interrupted_first_touch_waits_for_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory is unmapped next: nobody may still be filling it."""
+    monkeypatch.setattr(arena, "_STEP_NBYTES", 2**16)
+    touching = threading.Event()
+
+    class Kernel:
+        def madvise(self, *_arguments: object) -> int:
+            if threading.current_thread() is threading.main_thread():
+                assert touching.wait(TIMEOUT_S)
+                raise KeyboardInterrupt
+            touching.set()
+            time.sleep(0.05)
+            return 0
+
+    monkeypatch.setattr(arena, "_libc", Kernel())
+    with pytest.raises(KeyboardInterrupt):
+        HostArena(2**22, threads=2)
+    assert not [one for one in threading.enumerate() if one.name == "devipc-touch"]
