@@ -176,13 +176,22 @@ class LocalEngine:
             self._arena.close()
             raise
         self.markers = MarkerPool(self.engine.transfer)
+        self._closing = threading.RLock()  # no memory goes while another thread gives it back
 
     def close(self, timeout_s: float = 30.0) -> None:
         """End everything. Raises CompletionTimeout, and keeps the memory, while a stream does not let go."""
-        self.engine.close(timeout_s)
-        self.markers.close()
-        self.index.close()
-        self._arena.close()
+        deadline = deadline_after(timeout_s)
+        if not self._closing.acquire(timeout=remaining(deadline)):
+            raise CompletionTimeout(
+                f"another thread has not closed the cache engine after {timeout_s:g} s", remedy="close it again"
+            )
+        try:
+            self.engine.close(remaining(deadline))
+            self.markers.close()
+            self.index.close()
+            self._arena.close()
+        finally:
+            self._closing.release()
 
     def __enter__(self) -> LocalEngine:
         return self
