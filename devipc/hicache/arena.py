@@ -7,6 +7,7 @@ may belong to two processes: who owns the memory need not load a driver.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -132,12 +133,20 @@ def _touch(fd: int, address: int, nbytes: int, threads: int) -> None:
             if _libc.madvise(address + start, length, _MADV_POPULATE_WRITE):
                 failures.append(ctypes.get_errno())
 
-    workers = [threading.Thread(target=work, name="devipc-touch") for _ in range(min(threads, nbytes // _STEP_NBYTES))]
-    for worker in workers:
-        worker.start()
-    work()
-    for worker in workers:
-        worker.join()
+    workers: list[threading.Thread] = []
+    try:
+        for _ in range(min(threads, nbytes // _STEP_NBYTES)):
+            worker = threading.Thread(target=work, name="devipc-touch")
+            with contextlib.suppress(RuntimeError):  # no thread to be had: fewer do it, or this one alone
+                worker.start()
+                workers.append(worker)
+        work()
+    except BaseException:
+        failures.append(errno.EINTR)  # the others stop, and are waited for: the memory is about to be unmapped
+        raise
+    finally:
+        for worker in workers:
+            worker.join()
     try:
         if failures and failures[0] == errno.EINVAL:  # Linux before 5.14
             failures.clear()

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeVar
 
+from devipc.deadline import no_thread
 from devipc.errors import DevIPCError
 from devipc.hicache.mover import MarkerPool, Mover
 from devipc.interfaces.transfer import DeviceTransfer, Marker, Stream
@@ -94,7 +95,11 @@ class Lane:
         self._woken = False
         self._stopping = self._stopped = False
         self._thread = threading.Thread(target=self._run, name=f"devipc-hicache-{name}", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            transfer.destroy_stream(self.stream)
+            raise no_thread("move pages", error) from error
 
     # --- for everybody -----------------------------------------------------------------------------------------------
 
