@@ -11,11 +11,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from devipc.completion.half import need_transfer
 from devipc.deadline import deadline_after, remaining
-from devipc.errors import ClosedError, CompletionTimeout, DevIPCError
+from devipc.errors import ClosedError, CompletionTimeout, DevIPCError, UsageError
 from devipc.hicache.arena import CHUNK_NBYTES, HostArena, Pinned
 from devipc.hicache.hosttier import HostTier
 from devipc.hicache.lane import Lane
@@ -70,6 +70,18 @@ class EngineConfig:
     max_flying: int = 8
     max_flying_nbytes: int = 512 * 2**20
     layer_groups: Sequence[int] = LAYER_GROUPS
+
+    def __post_init__(self) -> None:
+        """Refuse what would only fail, or go wrong, at the first copy."""
+        sizes = {one.name: getattr(self, one.name) for one in fields(self)}
+        for number, group in enumerate(sizes.pop("layer_groups")):
+            sizes[f"layer_groups[{number}]"] = group
+        for name, value in sizes.items():
+            if name == "pin_required":
+                continue
+            least = 0 if name == "index_entries" else 1
+            if not hasattr(value, "__index__") or value < least:
+                raise UsageError(f"{name} of {value!r}", code="config", remedy=f"pass an integer, at least {least}")
 
 
 class Engine:

@@ -107,6 +107,8 @@ class CopyPlan:
 
 def layer_groups(layers: Sequence[int], sizes: Sequence[int] = LAYER_GROUPS) -> tuple[tuple[int, ...], ...]:
     """Cut ``layers`` into groups of ``sizes`` and the rest; never an empty group."""
+    if min(sizes, default=1) < 1:
+        raise UsageError(f"layer groups of {tuple(sizes)}", code="groups", remedy="pass sizes of at least one layer")
     groups, at = [], 0
     for size in (*sizes, max(len(layers), 1)):
         if layers[at : at + size]:
