@@ -17,9 +17,9 @@ from devipc.deadline import bounded, deadline_after, remaining
 from devipc.errors import UsageError
 from devipc.hicache.builders import BuiltPool
 from devipc.hicache.deployments import open_link
-from devipc.hicache.desk import Desk, confirm_after
+from devipc.hicache.desk import Desk, check_tickets, confirm_after
 from devipc.hicache.engine import EngineConfig
-from devipc.hicache.handles import UNFENCED, FencePoint, PoolHandle, check_keys, check_pages
+from devipc.hicache.handles import UNFENCED, FencePoint, PoolHandle, check_keys, check_pages, check_ready
 from devipc.hicache.keys import Namespace
 from devipc.hicache.links import EngineLink
 from devipc.hicache.local import LocalEngine
@@ -50,6 +50,7 @@ DEFAULT_TIMEOUT_S = 30.0
 DEFAULT_LEASE_S = 30.0
 _CALL_TIMEOUT_S = 10.0
 _GRACE_S = 0.1  # for callbacks that are about to return
+_POOLS = itertools.count(1)  # of the whole process: a pool of another client is no pool of this one
 
 
 class HiCacheClient:
@@ -70,8 +71,8 @@ class HiCacheClient:
 
     def __init__(self, link: EngineLink) -> None:
         self._link = link
-        self._pools = itertools.count(1)
         self._leaving: dict[int, Ticket] = {}
+        self._unregistering = threading.Lock()  # a pool is left once, however many threads do it
         self._reader = link.reader()
         self._searching = threading.Lock()  # a reader must not be closed under a search
         self._desk = Desk(link, on_dying=self._reader.expire)
@@ -105,7 +106,7 @@ class HiCacheClient:
         if [nbytes for _, nbytes in built.exports] != [chunk.nbytes for chunk in layout.chunks]:
             raise UsageError("exports and chunks differ in length", code="chunks", remedy="pass one for each, in order")
         addresses = self._link.reach(built.exports)
-        number = next(self._pools)
+        number = next(_POOLS)
         handle = PoolHandle(
             number,
             number,
@@ -134,10 +135,12 @@ class HiCacheClient:
         CompletionTimeout
             When an operation still uses it: its memory must stay. Call again to go on waiting.
         """
-        ticket = self._leaving.get(pool.number)
-        if ticket is None:
-            ticket = self._desk.submit(lambda op: UnregisterPool(op=op, pool=pool.number, generation=pool.generation))
-            self._leaving[pool.number] = ticket
+        with self._unregistering:
+            if (ticket := self._leaving.get(pool.number)) is None:
+                ticket = self._desk.submit(
+                    lambda op: UnregisterPool(op=op, pool=pool.number, generation=pool.generation)
+                )
+                self._leaving[pool.number] = ticket
         outcome = ticket.wait(timeout_s)
         if outcome.status is Status.REFUSED:
             ticket.result(0.0)
@@ -215,9 +218,9 @@ class HiCacheClient:
         timeout_s : float
             When the engine gives up.
         """
-        chosen, named = check_pages(pages), check_keys(keys)
+        chosen, named, restores = check_pages(pages), check_keys(keys), check_tickets(after)
         point, fence, cancel = self._point(ready), self._link.fence(), CancelFlag()
-        confirmed = confirm and not after
+        confirmed = confirm and not restores
         ticket = self._desk.submit(
             lambda op: Backup(
                 op=op,
@@ -236,8 +239,8 @@ class HiCacheClient:
             fence=OperationFence(fence, ((),)),
             cancel=cancel,
         )
-        if confirm and after:
-            confirm_after(ticket, after)
+        if confirm and restores:
+            confirm_after(ticket, restores)
         return ticket
 
     def restore(
@@ -268,7 +271,7 @@ class HiCacheClient:
         timeout_s : float
             When the engine gives up.
         """
-        chosen, named = check_pages(pages), check_keys(keys)
+        chosen, named, leases = check_pages(pages), check_keys(keys), check_tickets(() if lease is None else (lease,))
         point, fence = self._point(ready), self._link.fence()
         ticket = self._desk.submit(
             lambda op: Restore(
@@ -285,8 +288,8 @@ class HiCacheClient:
             page_count=len(chosen),
             fence=OperationFence(fence, pool.groups),
         )
-        if lease is not None:
-            lease.happen(Event.USE_LEASE)  # behind the restore, which holds the pages by now
+        for one in leases:
+            one.happen(Event.USE_LEASE)  # behind the restore, which holds the pages by now
         return ticket
 
     def prefetch(self, pool: PoolHandle, keys: Keys) -> Ticket:
@@ -299,6 +302,7 @@ class HiCacheClient:
 
     def ready(self, stream: Stream) -> ReadyPoint:
         """Return a ready point behind all work of ``stream`` so far, for any number of operations."""
+        self._desk.check_open()
         return self._link.ready(stream)
 
     def cancel(self, ticket: Ticket) -> bool:
@@ -310,9 +314,7 @@ class HiCacheClient:
     def invalidate(self, pool: PoolHandle, keys: Keys) -> int:
         """Let nobody find these pages any more, those on their way included. Returns how many there were."""
         chosen = check_keys(keys)
-        return self._count(
-            lambda op: Invalidate(op=op, pool=pool.number, generation=pool.generation, keys=chosen),
-        )
+        return self._count(lambda op: Invalidate(op=op, pool=pool.number, generation=pool.generation, keys=chosen))
 
     def flush(self, pool: PoolHandle) -> int:
         """Let nobody find any page of the pool's namespace, those on their way included. Returns how many there were.
@@ -365,9 +367,7 @@ class HiCacheClient:
         return pages
 
     def _point(self, ready: ReadyPoint | Stream) -> ReadyPoint:
-        if isinstance(ready, Stream):
-            return self._link.ready(ready)
-        return ready
+        return check_ready(self.ready(ready) if isinstance(ready, Stream) else ready)
 
 
 def connect(

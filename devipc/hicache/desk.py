@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from devipc.errors import ClosedError
+from devipc.errors import ClosedError, UsageError
 from devipc.hicache.callbacks import CallbackThread
 from devipc.hicache.links import EngineLink
 from devipc.hicache.operations import Event, Status
@@ -18,7 +18,7 @@ from devipc.hicache.requests import Backup, Request
 from devipc.hicache.results import Answer
 from devipc.hicache.ticket import CancelFlag, OperationFence, Ticket
 
-__all__ = ["Desk", "confirm_after"]
+__all__ = ["Desk", "check_tickets", "confirm_after"]
 
 
 class Desk:
@@ -41,6 +41,11 @@ class Desk:
         self._callbacks = CallbackThread()
         self.closed = False
         link.attach(self)
+
+    def check_open(self) -> None:
+        """Raise ClosedError once the client is closed, or its engine is dying."""
+        if self.closed:
+            raise ClosedError("the client is closed, or its engine is", remedy="connect again")
 
     def open_tickets(self) -> list[Ticket]:
         """Return the operations that have no status."""
@@ -88,8 +93,7 @@ class Desk:
             When the client is closed, or its engine is dying.
         """
         with self._numbers:
-            if self.closed:
-                raise ClosedError("the client is closed, or its engine is", remedy="connect again")
+            self.check_open()
             asked = request(next(self._ops))
             ticket = Ticket(
                 asked.op,
@@ -114,6 +118,14 @@ class Desk:
 
     def _forget(self, op: int) -> None:
         self._tickets.pop(op, None)
+
+
+def check_tickets(tickets: Iterable[Ticket]) -> tuple[Ticket, ...]:
+    """Return the tickets on which an operation is about to depend; to be called before it is submitted."""
+    found = tuple(tickets) if isinstance(tickets, Iterable) else (tickets,)
+    if not all(isinstance(one, Ticket) for one in found):
+        raise UsageError(f"{found!r} are no tickets", code="ticket", remedy="pass what restore() or lookup() returned")
+    return found
 
 
 def confirm_after(ticket: Ticket, after: Sequence[Ticket]) -> None:

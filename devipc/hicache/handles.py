@@ -16,7 +16,7 @@ from devipc.hicache.keys import KEY_NBYTES
 from devipc.hicache.layout import Advice, PoolLayout
 from devipc.hicache.requests import Keys, PageIds, ReadyPoint
 
-__all__ = ["UNFENCED", "FencePoint", "PoolHandle", "check_keys", "check_pages"]
+__all__ = ["UNFENCED", "FencePoint", "PoolHandle", "check_keys", "check_pages", "check_ready"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,10 @@ class PoolHandle:
 
 def check_pages(pages: npt.ArrayLike) -> PageIds:
     """Return page ids as a copy, int64 ``(n,)``."""
-    found = np.array(pages)
+    try:
+        found = np.array(pages)
+    except ValueError as error:
+        raise UsageError(f"pages: {error}", code="shape", remedy="pass integers (n,)") from error
     if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
         raise UsageError(f"pages {found.dtype} of shape {found.shape}", code="shape", remedy="pass integers (n,)")
     return found.astype(np.int64)
@@ -80,3 +83,12 @@ def check_keys(keys: Keys) -> Keys:
     if found.ndim != 2 or found.dtype != np.uint8 or found.shape[1] != KEY_NBYTES:
         raise UsageError(f"keys {found.dtype} of shape {found.shape}", code="key", remedy="pass uint8 (n, 16)")
     return found
+
+
+def check_ready(point: ReadyPoint) -> ReadyPoint:
+    """Return a ready point; what cannot be asked is refused while the caller can still be told."""
+    if not callable(getattr(point, "reached", None)):
+        raise UsageError(
+            f"{point!r} is no ready point", code="ready_point", remedy="pass a stream, a FencePoint, or UNFENCED"
+        )
+    return point

@@ -154,7 +154,8 @@ class Session:
         pool.check_pages(request.pages, distinct=isinstance(request, Restore))
         pool.check_keys(request.keys, len(request.pages))
         most = self._engine.config.max_ops
-        if self._transfers >= most:
+        # An operation is counted until its keeper knows that it ended, which its client may know a moment before.
+        if self._transfers >= most and sum(not op.ended for op in self.open_ops() if op.kind in _TRANSFERS) >= most:
             raise ResourceExhausted(
                 f"{most} transfers of this client are unfinished",
                 code="busy",
