@@ -75,7 +75,7 @@ def mortal(end: Any, at: int) -> list[int]:
 
 def check(fds: Sequence[int], count: int, share: float) -> None:
     """Consume ``count`` entries of the parent, and check each."""
-    with_losses = Consumer(fds, limit_nbytes=LIMIT_NBYTES)
+    with_losses = Consumer(fds, limit_nbytes=LIMIT_NBYTES, spin_s=0)  # so that kicks are needed
     lost = drop_kicks(with_losses, share, 2)
     for number in range(count):
         assert with_losses.take(timeout_s=20) == payload_of(number)
@@ -87,7 +87,7 @@ def echo(there: Sequence[int], share: float) -> None:
     """Send back what comes, over a ring that this process makes, until the parent closes."""
     back = Producer(slots=SLOTS, arena_nbytes=64 * 1024)
     drop_kicks(back, share, 3)
-    consumer = Consumer(there, limit_nbytes=LIMIT_NBYTES)
+    consumer = Consumer(there, limit_nbytes=LIMIT_NBYTES, spin_s=0)
     print(*back.fds(), flush=True)
     try:
         while True:
