@@ -69,6 +69,7 @@ class HostMemory:
                 done.append(start)
             device_ptr = self._device_ptr(starts)
         except BaseException as error:
+            _settle()
             _unregister(done)
             if isinstance(error, DevIPCError):
                 raise _explain(error, nbytes=nbytes, pinned=len(done) * self._step) from error
@@ -139,6 +140,11 @@ class HostMemory:
             yield from part(row, column, width - column, 1)
             row += 1
         yield from part(row, 0, width, height - row)
+
+
+def _settle() -> None:
+    """Take the failure that some drivers keep for the next call: it would hit the clean-up, or an innocent caller."""
+    driver.attempt("cuCtxGetCurrent")
 
 
 def _unregister(starts: list[int]) -> list[DevIPCError]:

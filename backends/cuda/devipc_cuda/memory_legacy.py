@@ -14,6 +14,7 @@ import os
 import struct
 import threading
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 from devipc.spi import (
     AllocationInfo,
@@ -27,7 +28,6 @@ from devipc.spi import (
 )
 from devipc_cuda import driver, payload
 from devipc_cuda.memory_query import Mapping
-from devipc_cuda.status import ALREADY_MAPPED, error_for
 
 __all__ = ["BLOCK_NBYTES", "LegacyExports", "LegacyMappings"]
 
@@ -64,19 +64,20 @@ class LegacyExports:
 class _Mapped:
     identity: bytes
     ptr: int
-    users: int = 1
-    opens: int = 1
+    users: int = 0
 
 
 class LegacyMappings:
     """Mappings of this process made from legacy handles.
 
     Several exports may lie in one block. Drivers either count the opens of it, refuse the second, or unmap for all at
-    the first close: so a block is opened once, and closed with its last user.
+    the first close: so a block is opened once, and closed with its last user. Calls about one block come one after the
+    other, since a driver that refuses would also refuse what overlaps; those about others are not held up.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._turns: WeakValueDictionary[bytes, threading.Lock] = WeakValueDictionary()
         self._mapped: dict[bytes, _Mapped] = {}
 
     def open(self, extent: ExportedExtent) -> OpenedExtent:
@@ -84,56 +85,39 @@ class LegacyMappings:
         (chunk,) = extent.chunks
         body = payload.unpack(chunk)
         handle, block = body[: driver.HANDLE_NBYTES], body[driver.HANDLE_NBYTES :]
-        mapped = self._open(handle, identity=block[:16])
-        try:
-            _, _, block_offset, block_nbytes = _BLOCK.unpack(block)
-            ptr = _locate(mapped.ptr, chunk, block_offset=block_offset, block_nbytes=block_nbytes)
-        except BaseException:
-            driver.quietly(self.close, mapped)
-            raise
+        _, _, block_offset, block_nbytes = _BLOCK.unpack(block)
+        identity = block[:16]
+        with self._turn(identity):
+            mapped = self._mapped.get(identity)
+            if mapped is None:
+                native = driver.handle_from_bytes("CUipcMemHandle", handle)
+                ptr = int(driver.call("cuIpcOpenMemHandle", native, _LAZY_ENABLE_PEER_ACCESS))
+                mapped = self._mapped[identity] = _Mapped(identity, ptr)
+            mapped.users += 1
+            try:
+                ptr = _locate(mapped.ptr, chunk, block_offset=block_offset, block_nbytes=block_nbytes)
+            except BaseException:
+                driver.quietly(self._drop, mapped)
+                raise
         return OpenedExtent(ptr, chunk.nbytes, mapped)
-
-    def _open(self, handle: bytes, *, identity: bytes) -> _Mapped:
-        """Open, once more when the driver says "already mapped": what was being closed is gone by then."""
-        status = 0
-        for _ in range(2):
-            with self._lock:
-                known = self._mapped.get(identity)
-                if known is not None:
-                    known.users += 1
-                    return known
-            # Outside of the lock: the call may block for long, and other mappings must close meanwhile.
-            native = driver.handle_from_bytes("CUipcMemHandle", handle)
-            status, ptr = driver.attempt("cuIpcOpenMemHandle", native, _LAZY_ENABLE_PEER_ACCESS)
-            if status == 0:
-                return self._add(identity, int(ptr))
-            if status != ALREADY_MAPPED:
-                break
-        raise error_for("cuIpcOpenMemHandle", status, driver.name_of(status))
-
-    def _add(self, identity: bytes, ptr: int) -> _Mapped:
-        with self._lock:
-            known = self._mapped.get(identity)
-            if known is not None and known.ptr == ptr:  # another thread opened it meanwhile
-                known.users += 1
-                known.opens += 1
-                return known
-            mapped = _Mapped(identity, ptr)
-            self._mapped.setdefault(identity, mapped)
-            return mapped
 
     def close(self, token: _Mapped) -> None:
         """Unmap when the last user of the block closes it."""
+        with self._turn(token.identity):
+            self._drop(token)
+
+    def _turn(self, identity: bytes) -> threading.Lock:
         with self._lock:
-            token.users -= 1
-            if token.users:
-                return
-            if self._mapped.get(token.identity) is token:
-                del self._mapped[token.identity]
-        driver.call("cuIpcCloseMemHandle", token.ptr)
-        for _ in range(token.opens - 1):
-            # A driver that does not count has unmapped by now and refuses.
-            driver.attempt("cuIpcCloseMemHandle", token.ptr)
+            turn = self._turns.get(identity)
+            if turn is None:
+                turn = self._turns[identity] = threading.Lock()
+            return turn
+
+    def _drop(self, token: _Mapped) -> None:
+        token.users -= 1
+        if not token.users:
+            del self._mapped[token.identity]
+            driver.call("cuIpcCloseMemHandle", token.ptr)
 
 
 def _locate(ptr: int, chunk: Chunk, *, block_offset: int, block_nbytes: int) -> int:

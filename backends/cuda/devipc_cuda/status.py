@@ -18,7 +18,6 @@ from devipc.spi import (
 )
 
 __all__ = [
-    "ALREADY_MAPPED",
     "DEINITIALIZED",
     "INVALID_VALUE",
     "NOT_READY",
@@ -36,8 +35,6 @@ OUT_OF_MEMORY = 2
 """CUDA_ERROR_OUT_OF_MEMORY."""
 DEINITIALIZED = 4
 """CUDA_ERROR_DEINITIALIZED: the driver is being torn down with the process."""
-ALREADY_MAPPED = 208
-"""CUDA_ERROR_ALREADY_MAPPED."""
 NOT_SUPPORTED = 801
 """CUDA_ERROR_NOT_SUPPORTED."""
 NOT_READY = 600
@@ -111,7 +108,12 @@ _MEANINGS: dict[int, _Meaning] = {
         "close the other mapping (torch, UCX) or share its pointer",
         True,
     ),
-    217: _Meaning(CapabilityError, "no_peer_access", "these two devices cannot reach each other's memory"),
+    217: _Meaning(
+        CapabilityError,
+        "no_peer_access",
+        "these two devices cannot reach each other's memory",
+        "open the memory on the device that it is on (`nvidia-smi topo -p2p r` shows which can reach which)",
+    ),
     304: _Meaning(DriverError, "operating_system", "a call to the operating system failed", "check `ulimit -n`"),
     400: _Meaning(
         DriverError,

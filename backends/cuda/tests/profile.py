@@ -9,7 +9,7 @@ from __future__ import annotations
 from devipc.conformance import BackendProfile
 from devipc.types import HandleKind, Strategy
 
-__all__ = ["whole_device"]
+__all__ = ["forgetful", "whole_device"]
 
 whole_device = BackendProfile(
     backend="cuda",
@@ -19,3 +19,6 @@ whole_device = BackendProfile(
     # DISC-010: a whole device is no slice. MEM-206: a legacy handle has no descriptors.
     expected_skips=frozenset(("DISC-010", "MEM-206")),
 )
+
+forgetful = BackendProfile(backend="cuda", keeps_freed_memory=False)
+"""A driver that does not keep what an exporter freed while it is mapped."""
