@@ -135,6 +135,7 @@ class HiCacheClient:
         CompletionTimeout
             When an operation still uses it: its memory must stay. Call again to go on waiting.
         """
+        self._desk.check_process()
         with self._unregistering:
             if (ticket := self._leaving.get(pool.number)) is None:
                 ticket = self._desk.submit(
@@ -161,6 +162,7 @@ class HiCacheClient:
     def find(self, pool: PoolHandle, keys: Keys) -> npt.NDArray[np.bool_]:
         """Return which pages are in the host tier, bool ``(n,)``: a hint, as :meth:`match`."""
         names = page_names(check_keys(keys), pool.namespace)
+        self._desk.check_process()
         with self._searching:
             return self._reader.find(names).hit
 
@@ -336,6 +338,8 @@ class HiCacheClient:
         CompletionTimeout
             When copies still run on the client's pages: their memory must stay. Call again to go on waiting.
         """
+        if self._desk.forked:
+            return  # nothing of it is this process's
         deadline = deadline_after(timeout_s)
         self._desk.closed = True
         for ticket in self._desk.open_tickets():

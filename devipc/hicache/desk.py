@@ -7,10 +7,11 @@ deployment carries them.
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
-from devipc.errors import ClosedError, UsageError
+from devipc.errors import ClosedError, DevIPCError, ForkError, UsageError
 from devipc.hicache.callbacks import CallbackThread
 from devipc.hicache.links import EngineLink
 from devipc.hicache.operations import Event, Status
@@ -40,10 +41,22 @@ class Desk:
         self._tickets: dict[int, Ticket] = {}
         self._callbacks = CallbackThread()
         self.closed = False
+        self._pid = os.getpid()
         link.attach(self)
 
+    @property
+    def forked(self) -> bool:
+        """True in a child of the process that made it: the engine's threads are not there, its locks may be held."""
+        return os.getpid() != self._pid
+
+    def check_process(self) -> None:
+        """Raise ForkError in another process."""
+        if self.forked:
+            raise ForkError("this client belongs to the process that forked", remedy="connect in the child, after exec")
+
     def check_open(self) -> None:
-        """Raise ClosedError once the client is closed, or its engine is dying."""
+        """Raise ClosedError once the client is closed, or its engine is dying; ForkError in another process."""
+        self.check_process()
         if self.closed:
             raise ClosedError("the client is closed, or its engine is", remedy="connect again")
 
@@ -92,8 +105,9 @@ class Desk:
         ClosedError
             When the client is closed, or its engine is dying.
         """
+        self.check_open()
         with self._numbers:
-            self.check_open()
+            self.check_open()  # again: it may have been closed meanwhile
             asked = request(next(self._ops))
             ticket = Ticket(
                 asked.op,
@@ -110,8 +124,13 @@ class Desk:
                 ticket.confirmed_with_request()
             try:
                 self._link.submit(asked)
-            except BaseException:
+            except DevIPCError:
                 self._forget(asked.op)
+                raise
+            except BaseException:  # an interrupt: it may have begun, and nobody will have its ticket
+                ticket.submitted()
+                if not ticket.happen(Event.RELEASE_LEASE):
+                    ticket.cancel()
                 raise
         ticket.submitted()
         return ticket
@@ -120,7 +139,7 @@ class Desk:
         self._tickets.pop(op, None)
 
 
-def check_tickets(tickets: Iterable[Ticket]) -> tuple[Ticket, ...]:
+def check_tickets(tickets: object) -> tuple[Ticket, ...]:
     """Return the tickets on which an operation is about to depend; to be called before it is submitted."""
     found = tuple(tickets) if isinstance(tickets, Iterable) else (tickets,)
     if not all(isinstance(one, Ticket) for one in found):

@@ -6,6 +6,7 @@ process waits for a stream of this process; there is nothing that could die on i
 
 from __future__ import annotations
 
+import os
 import secrets
 import threading
 import time
@@ -119,11 +120,12 @@ class LocalFence:
 class LocalReady:
     """A point in a stream of the caller. Fulfils :class:`~devipc.hicache.requests.ReadyPoint`."""
 
+    _marker: Marker | None = None  # also of one whose making was interrupted
+
     def __init__(self, markers: MarkerPool, engine: Engine, stream: Stream) -> None:
         self._markers = markers
         self._transfer = engine.transfer
         self._lock = threading.Lock()
-        self._marker: Marker | None = None
         self._marker = markers.record(stream)
 
     def reached(self) -> bool:
@@ -176,10 +178,13 @@ class LocalEngine:
             self._arena.close()
             raise
         self.markers = MarkerPool(self.engine.transfer)
+        self._pid = os.getpid()
         self._closing = threading.RLock()  # no memory goes while another thread gives it back
 
     def close(self, timeout_s: float = 30.0) -> None:
         """End everything. Raises CompletionTimeout, and keeps the memory, while a stream does not let go."""
+        if os.getpid() != self._pid:
+            return  # after a fork: threads, streams and registrations are the parent's
         deadline = deadline_after(timeout_s)
         if not self._closing.acquire(timeout=remaining(deadline)):
             raise CompletionTimeout(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -79,8 +80,8 @@ def test_dependencies_may_come_from_a_generator(it: World) -> None:
     handle = it.register(client, memory)
     keys = filled(it, client, memory, handle, 2)
     restores = [client.restore(handle, keys[n : n + 1], [10 + n], ready=UNFENCED) for n in range(2)]
-    backup = client.backup(handle, [5], it.keys(handle, 1, seed=2), ready=UNFENCED, after=(one for one in restores))
-    done(backup)
+    after: Any = (one for one in restores)
+    done(client.backup(handle, [5], it.keys(handle, 1, seed=2), ready=UNFENCED, after=after))
 
 
 @pytest.mark.usefixtures("eager")
@@ -93,12 +94,41 @@ def test_the_last_transfer_that_was_agreed_may_follow_at_once(device: Device) ->
         assert statuses == {Status.COMPLETED}
 
 
+def test_what_an_interrupt_leaves_without_a_ticket_is_given_up(it: World) -> None:
+    memory, client, stream = it.attention_pool(), it.client(), it.stream()
+    handle = it.register(client, memory)
+    keys = filled(it, client, memory, handle, 4)
+    it.gate.stall(stream)
+    it.transfer.copy(stream, memory.built.exports[0][0], memory.built.exports[0][0], 1)
+    link: Any = client.link
+    submit = link.submit
+
+    def interrupted(request: Any) -> None:
+        submit(request)
+        raise KeyboardInterrupt
+
+    link.submit = interrupted
+    calls: list[Callable[[], object]] = [
+        lambda: client.restore(handle, keys, [10, 11, 12, 13], ready=stream),
+        lambda: client.backup(handle, [10], it.keys(handle, 1, seed=2), ready=stream),
+        lambda: client.lookup(handle, keys),
+    ]
+    for call in calls:
+        with pytest.raises(KeyboardInterrupt):
+            call()
+    link.submit = submit
+    done(client.restore(handle, keys, [20, 21, 22, 23], ready=UNFENCED))
+    client.unregister(handle, timeout_s=TIMEOUT_S)
+    assert it.tier.status()["holds"] == 0
+    assert client._desk.open_tickets() == []
+
+
 @pytest.mark.usefixtures("eager")
 def test_a_pool_may_be_left_by_several_threads(it: World) -> None:
     client, memory = it.client(), it.attention_pool()
     for _ in range(60):
         handle = it.register(client, memory)
-        run_threads(*[lambda handle=handle: client.unregister(handle)] * 4)  # type: ignore[misc]
+        run_threads(*[lambda handle=handle: client.unregister(handle)] * 4)
 
 
 def test_a_closed_client_makes_no_ready_point(it: World) -> None:
@@ -113,3 +143,48 @@ def test_a_closed_client_makes_no_ready_point(it: World) -> None:
         with pytest.raises(ClosedError):
             call()
     assert len(it.local.markers._all) == markers
+
+
+def test_a_child_leaves_its_parents_client_alone() -> None:
+    """Forked while another thread is in the engine: no lock of it is ever waited for, and nothing is given back."""
+    code = """
+import os, sys, threading
+from devipc.errors import ForkError
+from devipc.hicache.api import UNFENCED
+from devipc.registry import load_backend
+from tests.hicache.world import TIMEOUT_S, World
+
+it = World(load_backend("host").open_device())
+memory, client = it.attention_pool(), it.client()
+handle = it.register(client, memory)
+keys = it.keys(handle, 2)
+locks = (client._desk._numbers, client._searching, it.tier._lock, it.engine._lock, client.link.session._lock)
+for lock in locks:
+    lock.acquire()
+child = os.fork()
+if not child:
+    calls = (
+        lambda: client.backup(handle, [1, 2], keys, ready=UNFENCED),
+        lambda: client.match(handle, keys),
+        lambda: client.unregister(handle),
+        client.status,
+    )
+    refused = 0
+    for call in calls:
+        try:
+            call()
+        except ForkError:
+            refused += 1
+    threading.Timer(TIMEOUT_S, os._exit, (9,)).start()
+    client.close()
+    it.local.close()
+    os._exit(refused)
+for lock in reversed(locks):
+    lock.release()
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+client.backup(handle, [1, 2], keys, ready=UNFENCED).result(TIMEOUT_S)
+it.close()
+sys.exit(code)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], timeout=4 * TIMEOUT_S, check=False)
+    assert ended.returncode == 4
