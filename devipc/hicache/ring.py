@@ -138,6 +138,8 @@ class Producer(RingEnd):
         ------
         ResourceExhausted
             With code ``busy`` when there was no room for ``timeout_s`` seconds; nothing was published.
+        CompletionTimeout
+            When another thread used this end for all of that time; nothing was published.
         UsageError
             When it never fits the arena.
         ProtocolError
@@ -249,7 +251,7 @@ class Consumer(RingEnd):
         Raises
         ------
         CompletionTimeout
-            When none came in time.
+            When none came in time, or another thread used this end for all of it.
         ProtocolError
             When the producer's words or the entry are nonsense; the ring has ended.
         PeerGone, ClosedError

@@ -73,6 +73,8 @@ class RingEnd:
             self._ring(self._fds[1])
 
     def _ring(self, bell: int) -> None:
+        # Nobody but a peer that makes the bell blocking and fills it could hold this up; no flag of one call forbids
+        # that, so peers that are not trusted that far get messages instead.
         try:
             os.eventfd_write(bell, 1)
         except BlockingIOError:  # nobody empties it: a counter that is full is a kick that is there already

@@ -17,6 +17,7 @@ from devipc.errors import (
     ClosedError,
     CompletionTimeout,
     DevIPCError,
+    ForkError,
     HandleError,
     PeerGone,
     ProtocolError,
@@ -125,6 +126,41 @@ def test_a_sleeper_is_woken_and_without_kicks_looks_by_itself(pair: Pair, share:
     thread.join(20)
     assert len(waits) == 20
     assert bool(lost()) == bool(share)
+
+
+def test_many_threads_share_an_end(pair: Pair) -> None:
+    producer, consumer = pair
+
+    def push(first: int) -> None:
+        for number in range(first, 2000, 4):
+            producer.push(b"%d" % number, timeout_s=20)
+
+    threads = [threading.Thread(target=push, args=(first,)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    taken = [int(consumer.take(timeout_s=20)) for _ in range(2000)]
+    for thread in threads:
+        thread.join(20)
+    assert sorted(taken) == list(range(2000))
+    for first in range(4):
+        assert [n for n in taken if n % 4 == first] == list(range(first, 2000, 4))
+
+
+def test_a_forked_child_has_no_part_in_it(pair: Pair) -> None:
+    producer, consumer = pair
+    pid = os.fork()
+    if not pid:
+        refused = 0
+        for call in (lambda: producer.push(b"", timeout_s=0), lambda: consumer.take(timeout_s=0)):
+            try:
+                call()
+            except ForkError:
+                refused += 1
+        producer.close()
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 2
+    producer.push(b"mine", timeout_s=0)
+    assert consumer.take(timeout_s=0) == b"mine"
 
 
 # --- ends ---------------------------------------------------------------------------------------------------------
