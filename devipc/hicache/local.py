@@ -126,6 +126,10 @@ class LocalReady:
         self._markers = markers
         self._transfer = engine.transfer
         self._lock = threading.Lock()
+        if self._transfer.is_capturing(stream):  # the marker would belong to the graph, and seem to be reached
+            raise UsageError(
+                "ready point on a capturing stream", code="capturing", remedy="make it behind the launch of the graph"
+            )
         self._marker = markers.record(stream)
 
     def reached(self) -> bool:
