@@ -173,7 +173,7 @@ class _TransferOp(EngineOp):
         try:
             self._marker = self._lane.mark(self._nbytes)
         except DevIPCError as error:  # tried again as long as the device is there
-            self._lane.lose(self.error or error)
+            self._lose(error)
 
     def _look(self, now: float) -> None:
         if self.state in _COPYING and now >= self._deadline:
@@ -186,7 +186,7 @@ class _TransferOp(EngineOp):
             if not self._lane.transfer.query_marker(self._marker):
                 return
         except DevIPCError as error:  # whether the copies are done is not known, so the pages stay in use
-            self._lane.lose(error)
+            self._lose(error)
             return
         self._lane.landed(self._marker, self._nbytes)
         self._marker = None
@@ -200,6 +200,11 @@ class _TransferOp(EngineOp):
         else:
             self.step(Event.COPY_FAILED if self._broken else Event.COPIED)
             self.settle()
+
+    def _lose(self, error: DevIPCError) -> None:
+        self._lane.lose(self.error or error)
+        if isinstance(error, DeviceLostError):  # also when the engine has ended before, for another reason
+            self.fail(error)
 
     # --- what differs ---
 

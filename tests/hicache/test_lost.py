@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from devipc.errors import DeviceLostError
+from devipc.errors import CompletionTimeout, DeviceLostError, DevIPCError
 from devipc.hicache.api import UNFENCED
 from devipc.hicache.operations import Event, Status
 from devipc.interfaces.backend import Device
@@ -81,6 +81,30 @@ def lose_with_work_everywhere(device: Device, lose: Callable[[], None]) -> World
 def test_on_the_host() -> None:
     device: Any = load_backend("host").open_device()
     it = lose_with_work_everywhere(device, device.lose)
+    device.close()
+    it.staging.unmap()
+
+
+def test_a_device_that_is_lost_after_a_defect() -> None:
+    """Copies that outlive the engine's end are waited for only as long as there is a device."""
+    device: Any = load_backend("host").open_device()
+    it = World(device)
+    memory, client = it.attention_pool(), it.client()
+    handle = it.register(client, memory)
+    keys = filled(it, client, memory, handle, 2)
+    lane: Any = it.engine.restores
+    it.gate.stall(lane.stream)
+    running = client.restore(handle, keys, [10, 11], ready=UNFENCED)
+    until(lambda: lane.flying == 1)
+    it.engine.lose(DevIPCError("a defect", code="defect", remedy="report it"))
+    with pytest.raises(CompletionTimeout):
+        running.wait(0.05)
+    device.lose()
+    outcome = running.wait(TIMEOUT_S)
+    assert outcome.status is Status.FAILED
+    assert isinstance(outcome.error, DeviceLostError)
+    client.close(timeout_s=TIMEOUT_S)
+    it.local.close(TIMEOUT_S)
     device.close()
     it.staging.unmap()
 
