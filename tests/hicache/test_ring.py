@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import struct
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from random import Random
 
@@ -339,6 +341,34 @@ def test_100_000_malformed_entries(pair: Pair) -> None:
     print(f"{refused} refused, {untouched} changed behind the payload")
     assert refused > 80_000
     assert resident_nbytes() - before < 4 * 2**20
+
+
+INLINE = 2**64 - 1
+
+
+@pytest.mark.parametrize(
+    ("sequence", "nbytes", "place", "says"),
+    [
+        (2, 8, INLINE, "entry 2 where 1 belongs"),
+        (0, 8, INLINE, "entry 0 where 1 belongs"),
+        (1, 105, INLINE, "105 bytes in a slot of 128"),
+        (1, LIMIT_NBYTES + 1, INLINE, "at most"),
+        (1, LIMIT_NBYTES + 1, 0, "at most"),
+        (1, 2**32 - 1, 0, "at most"),
+        (1, 4096, 4096, "range of 4096 bytes at 4096"),
+        (1, 4096, 2**64 - 2, "range of 4096 bytes"),
+        (1, 0, 0, "range of 0 bytes"),
+    ],
+)
+def test_forged_entries_with_the_right_checksum(pair: Pair, sequence: int, nbytes: int, place: int, says: str) -> None:
+    producer, consumer = pair
+    rest = struct.pack("<IQQ", nbytes, sequence, place) + bytes(min(nbytes, 104) if place == INLINE else 0)
+    slot = struct.pack("<I", zlib.crc32(rest)) + rest
+    producer._bytes[PAGE_NBYTES : PAGE_NBYTES + len(slot)] = slot
+    producer._words[TAIL] = 1
+    for _ in range(2):
+        with pytest.raises(ProtocolError, match=says):
+            consumer.take(timeout_s=1)
 
 
 def test_every_bit_of_an_entry_counts(pair: Pair) -> None:
