@@ -1,4 +1,4 @@
-"""The other process of the ring tests: produces, echoes, dies at a chosen store, or writes nonsense.
+"""The other process of the ring tests: checks, echoes, dies at a chosen store, or writes nonsense.
 
 Run with a role, four descriptors each ring, and numbers. Shares what an entry holds with the tests.
 """
@@ -74,13 +74,13 @@ def mortal(end: Any, at: int) -> list[int]:
 
 
 def check(fds: Sequence[int], count: int, share: float) -> None:
-    """Consume ``count`` entries of the parent, and check each."""
-    with_losses = Consumer(fds, limit_nbytes=LIMIT_NBYTES, spin_s=0)  # so that kicks are needed
-    lost = drop_kicks(with_losses, share, 2)
+    """Take ``count`` entries of the parent, and check each."""
+    consumer = Consumer(fds, limit_nbytes=LIMIT_NBYTES, spin_s=0)  # so that kicks are needed
+    lost = drop_kicks(consumer, share, 2)
     for number in range(count):
-        assert with_losses.take(timeout_s=20) == payload_of(number)
+        assert consumer.take(timeout_s=20) == payload_of(number)
     print("checked", count, lost(), flush=True)
-    with_losses.close()
+    consumer.close()
 
 
 def echo(there: Sequence[int], share: float) -> None:

@@ -32,8 +32,8 @@ from devipc.hicache.requests import (
     UnregisterPool,
 )
 from devipc.hicache.results import Answer
-from devipc.memfd import PAGE_NBYTES
 from tests.hicache.frames import DIGEST, FOLDER, LAYOUT, decoded, samples
+from tests.hicache.resident import resident_nbytes
 
 SEED = 20261129
 NAMES = sorted(samples())
@@ -160,11 +160,6 @@ def test_nothing_is_sent_that_would_be_refused() -> None:
         p.encode(p.TellFrame(op=1, event=Event.VISIBLE))
     most = {**COPY, "pages": bytes(8 * p.MAX_PAGES), "keys": bytes(16 * p.MAX_PAGES)}
     p.encode(p.BackupFrame(**most, cancel=0, confirmed=True))  # type: ignore[arg-type]
-
-
-def resident_nbytes() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * PAGE_NBYTES
 
 
 def mutated(random: Random, seeds: list[bytes]) -> bytes:

@@ -28,11 +28,17 @@ from devipc.errors import (
 )
 from devipc.hicache.ring import RECHECK_S, Consumer, Producer
 from devipc.memfd import PAGE_NBYTES, create_memfd
+from tests.hicache.resident import resident_nbytes
 from tests.hicache.ring_peer import LIMIT_NBYTES, drop_kicks, payload_of
 
 SEED = 20261129
 Pair = tuple[Producer, Consumer]
 TAIL, HEAD = 8, 16
+
+
+def push(producer: Producer, count: int) -> None:
+    for _ in range(count):
+        producer.push(b"", timeout_s=20)
 
 
 def dup(fds: tuple[int, ...]) -> list[int]:
@@ -72,6 +78,18 @@ def test_a_full_ring_is_busy_and_goes_on(pair: Pair) -> None:
     assert [consumer.take(timeout_s=0) for _ in range(4)] == [*map(payload_of, (2, 3, 4)), b"more"]
 
 
+def test_who_makes_room_kicks_whoever_waits_for_it(pair: Pair) -> None:
+    producer, consumer = pair
+    lost = drop_kicks(consumer, 1.0, SEED)
+    thread = threading.Thread(target=push, args=(producer, 5))
+    thread.start()
+    while not producer._words[32]:
+        time.sleep(0.001)
+    consumer.take(timeout_s=0)
+    thread.join(RECHECK_S + 5.0)
+    assert (thread.is_alive(), lost()) == (False, 1)
+
+
 def test_a_full_arena_is_busy_and_its_room_comes_back(pair: Pair) -> None:
     producer, consumer = pair
     for _ in range(100):
@@ -94,8 +112,7 @@ def test_a_handler_that_raises_loses_no_slot(pair: Pair) -> None:
         producer.push(payload_of(number), timeout_s=0)
         with pytest.raises(ZeroDivisionError):
             consumer.take(timeout_s=0) and 1 / 0
-    for _ in range(4):
-        producer.push(b"", timeout_s=0)
+    push(producer, 4)
 
 
 def test_nothing_came(pair: Pair) -> None:
@@ -195,8 +212,7 @@ def test_a_closed_consumer_takes_nothing_more(pair: Pair) -> None:
 def test_who_waits_is_released(pair: Pair, side: str, how: str) -> None:
     producer, consumer = pair
     mine, theirs = (producer, consumer) if side == "producer" else (consumer, producer)
-    for _ in range(4):
-        producer.push(b"", timeout_s=0)
+    push(producer, 4)
     if side == "consumer":
         for _ in range(4):
             consumer.take(timeout_s=0)
@@ -309,11 +325,6 @@ def test_a_tail_that_cannot_be_ends_the_consumer(pair: Pair, tail: int) -> None:
     for _ in range(2):
         with pytest.raises(ProtocolError):
             consumer.take(timeout_s=1)
-
-
-def resident_nbytes() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * PAGE_NBYTES
 
 
 def test_100_000_malformed_entries(pair: Pair) -> None:
