@@ -130,6 +130,7 @@ class Queue:
             raise ClosedError("the stream is destroyed", remedy="make a new stream")
         if self.stopping:
             self._driver.check()
+            raise ClosedError("the device is being closed", remedy="open it again", backend=BACKEND)
 
     def _start(self) -> threading.Thread:
         thread = threading.Thread(target=self._run, name=f"devipc-host-stream-{self.handle}", daemon=True)
@@ -250,12 +251,12 @@ class HostDriver:
         self._lock = threading.Lock()
         self._queues: dict[int, Queue] = {}
         self._lost: BaseException | None = None
-        self._closed = False
+        self._closing = self._closed = False
 
     @property
     def closed(self) -> bool:
-        """True after :meth:`close`."""
-        return self._closed
+        """True once :meth:`close` has begun."""
+        return self._closing
 
     def check(self, *, giving_back: bool = False) -> None:
         """Raise when this process was forked, or the device is closed or lost (not for calls that give back)."""
@@ -286,6 +287,8 @@ class HostDriver:
         """Make a queue, or return the one with the fixed ``handle``."""
         with self._lock:
             self.check()
+            if self._closing:
+                raise ClosedError("the device is being closed", remedy="open it again", backend=BACKEND)
             if handle is not None and handle in self._queues:
                 return self._queues[handle]
             queue = Queue(self, next(_handles) if handle is None else handle, priority)
@@ -319,17 +322,22 @@ class HostDriver:
             queue.stop()
 
     def close(self) -> bool:
-        """Stop all queues and end their threads; False when it was done before."""
+        """Stop all queues and end their threads; False when it was done, or begun, before.
+
+        Only then do calls answer that the device is closed: whoever hears it may unmap memory that a queue reads.
+        """
         if os.getpid() != self._pid:
             self.check()
         with self._lock:
-            if self._closed:
+            if self._closing:
                 return False
-            self._closed = True
+            self._closing = True
             queues = list(self._queues.values())
-            self._queues.clear()
         for queue in queues:
             queue.stop()
         for queue in queues:
             queue.join()
+        with self._lock:
+            self._closed = True
+            self._queues.clear()
         return True

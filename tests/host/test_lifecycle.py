@@ -324,3 +324,32 @@ def test_a_thread_that_cannot_start_is_typed(device: HostDevice, monkeypatch: py
     before = held()
     device.memory.free(made)  # the refused copy holds nothing back
     assert held()[1] == before[1] - 1
+
+
+def test_no_call_says_closed_while_a_stream_still_reads_memory() -> None:
+    """Whoever hears that the device is closed unmaps; a wait that has not left its word would end the process."""
+    device = HostBackend().open_device()
+    transfer = device.transfer
+    stream, marker = transfer.create_stream(), transfer.create_marker()
+    entered, go = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        entered.set()
+        go.wait(20)
+
+    stream.call(slow)
+    transfer.record(marker, stream)
+    assert entered.wait(10)
+    closing = threading.Thread(target=device.close)
+    closing.start()
+    while not device.closed:
+        time.sleep(1e-3)
+    assert not transfer.query_marker(marker)
+    with pytest.raises(ClosedError):
+        transfer.create_stream()
+    with pytest.raises(ClosedError):
+        stream.call(slow)
+    go.set()
+    closing.join(10)
+    with pytest.raises(ClosedError):
+        transfer.query_marker(marker)
