@@ -46,8 +46,7 @@ from devipc.interfaces.transfer import Stream
 
 __all__ = ["UNFENCED", "FencePoint", "HiCacheClient", "PoolHandle", "connect"]
 
-DEFAULT_TIMEOUT_S = 30.0
-DEFAULT_LEASE_S = 30.0
+DEFAULT_TIMEOUT_S = DEFAULT_LEASE_S = 30.0
 _CALL_TIMEOUT_S = 10.0
 _GRACE_S = 0.1  # for callbacks that are about to return
 _POOLS = itertools.count(1)  # of the whole process: a pool of another client is no pool of this one
@@ -383,19 +382,15 @@ def connect(
     ----------
     url : str
         ``inproc:`` for an engine in this process. ``unix:/path`` will be the daemon's; there is none yet.
-    device : Device, optional
-        ``inproc:`` makes an engine on this device, which is closed with the client.
-    config : EngineConfig, optional
-        Of that engine.
+    device, config : Device and EngineConfig, optional
+        ``inproc:`` makes an engine of this kind on this device, which is closed with the client.
     engine : LocalEngine, optional
         ``inproc:`` shares this one instead; it stays the caller's.
 
     Raises
     ------
-    CapabilityError
-        For ``unix:``.
-    UsageError
-        For anything else that is not ``inproc:`` with a device or an engine.
+    CapabilityError, UsageError
+        For ``unix:``; for anything else that is not ``inproc:`` with a device or an engine.
     """
     link = open_link(url, device=device, config=config, engine=engine)
     try:

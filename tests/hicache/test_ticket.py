@@ -218,7 +218,7 @@ def test_late_answers_change_nothing() -> None:
         Kind.BACKUP,
         page_count=1,
         tell=lambda op, event: told.append((op, event)),
-        defer=lambda call: call(),
+        defer=lambda call: call,
         cancel=CancelFlag(),
     )
     assert ticket.cancel()  # while it is on its way: told once it was submitted
