@@ -1,7 +1,7 @@
 """How long a hand-over by fence and an open+close take, beside a bare SEQPACKET round trip in the same run.
 
 Two processes; every repetition times one bare round trip and one of each measured thing, in turn, so that a busy
-machine slows all of them alike. Prints a table and writes JSON: ``python benchmarks/sessions.py [--backend host]
+machine slows all of them alike. Prints a table and writes JSON: ``python -m benchmarks.sessions [--backend host]
 [--repetitions 2000] [--out FILE]``. A hand-over here is there *and* back: signal in this process, seen in the other,
 signalled there, seen here.
 """
@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import socket
 import subprocess
 import sys
@@ -20,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from devipc import __version__
+from benchmarks.facts import machine
 from devipc.cli.stage import Stage
 from devipc.session import Exporter, Importer
 
@@ -62,7 +60,8 @@ def measure(backend: str, repetitions: int, warm_up: int) -> dict[str, Any]:
     """Run both processes and return the distribution of every measured thing in microseconds."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     process = subprocess.Popen(
-        [sys.executable, __file__, "--child", str(theirs.fileno()), "--backend", backend], pass_fds=[theirs.fileno()]
+        [sys.executable, "-m", "benchmarks.sessions", "--child", str(theirs.fileno()), "--backend", backend],
+        pass_fds=[theirs.fileno()],
     )
     theirs.close()
     ours.settimeout(TIMEOUT_S)
@@ -144,12 +143,9 @@ def main() -> None:
         return
     result = {
         "benchmark": "sessions",
-        "devipc": __version__,
         "backend": options.backend,
         "repetitions": options.repetitions,
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": {"cpus": os.cpu_count(), "arch": platform.machine(), "kernel": platform.release()},
-        "python": platform.python_version(),
+        "machine": machine(),
         "results": measure(options.backend, options.repetitions, warm_up=100),
     }
     for name, row in result["results"].items():
