@@ -74,9 +74,9 @@ CASES = {
         "print(refused(buffer(CARD).to_numpy)); r = []\n"
         "for take in (np.asarray, np.from_dlpack):\n"
         "    try: r.append(np.asarray(take(buffer(CARD))).dtype.kind)\n"
-        "    except (RuntimeError, BufferError) as error: r.append(type(error).__name__)\n"
+        "    except (RuntimeError, BufferError): r.append('refused')\n"  # which of the two depends on numpy
         "print(r)",
-        "CapabilityError\n['O', 'RuntimeError']",
+        "CapabilityError\n['O', 'refused']",
     ),
     "written_though_read_only": (
         "view = buffer(readonly=True).to_numpy()\ntry: view[0] = 1\nexcept ValueError: print('ValueError')",

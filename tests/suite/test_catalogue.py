@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import devipc
 from devipc.conformance import Case, case, cases
-from tests.suite.runs import ROOT
+
+PACKAGE = Path(devipc.__file__).parent
 
 
 def test_there_are_enough_cases_and_each_is_documented() -> None:
@@ -19,15 +21,15 @@ def test_there_are_enough_cases_and_each_is_documented() -> None:
     assert [one.id for one in known] == sorted(one.id for one in known)
     for one in known:
         file, _, subject = one.clause.partition(": ")
-        assert (ROOT / "devipc" / file).is_file(), one
+        assert (PACKAGE / file).is_file(), one
         names = [name.strip() for name in subject.replace(",", ".").split(".")]
-        text = (ROOT / "devipc" / file).read_text()
+        text = (PACKAGE / file).read_text()
         assert all(name in text for name in names), f"{one.id}: {one.clause}"
 
 
 def test_every_test_of_the_package_is_a_case() -> None:
     found = set()
-    for path in sorted((ROOT / "devipc" / "conformance").glob("test_*.py")):
+    for path in sorted((PACKAGE / "conformance").glob("test_*.py")):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 assert any(isinstance(one, ast.Call) for one in node.decorator_list), f"{path.name}: {node.name}"
