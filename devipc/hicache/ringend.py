@@ -10,6 +10,7 @@ import copy
 import os
 import select
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -24,7 +25,7 @@ RECHECK_S = 0.05
 """A sleeper looks at the memory at least this often, whether somebody kicked or not."""
 
 
-class RingEnd:
+class RingEnd(ABC):
     """What both ends have. Any thread, one call at a time.
 
     Parameters
@@ -93,9 +94,9 @@ class RingEnd:
         self._words[self._my_nap] = 0
         return True
 
+    @abstractmethod
     def _awaited(self) -> bool:
         """Return True when what this side sleeps for may be there."""
-        raise NotImplementedError
 
     # --- the end -----------------------------------------------------------------------------------------------------
 

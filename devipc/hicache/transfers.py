@@ -6,6 +6,7 @@ runs on its lane's thread, save for the admission. It knows neither other operat
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import numpy as np
@@ -32,7 +33,7 @@ _DRAINING = frozenset({"cancelling", "dropping", "expiring", "expiring_confirmed
 _POISON = {Status.TIMED_OUT: PoisonReason.TIMEOUT, Status.FAILED: PoisonReason.DEVICE_LOST}
 
 
-class _TransferOp(EngineOp):
+class _TransferOp(EngineOp, ABC):
     """What backups and restores have in common."""
 
     direction: Direction
@@ -208,13 +209,13 @@ class _TransferOp(EngineOp):
 
     # --- what differs ---
 
+    @abstractmethod
     def moving(self) -> npt.NDArray[np.bool_]:
         """Return which pages are to be copied, ``(n,)``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def places(self, moving: npt.NDArray[np.bool_]) -> Places | None:
         """Return where the host pages are; None while there is no room."""
-        raise NotImplementedError
 
     def copied(self) -> None:
         """Enter the results of copies that are done."""
