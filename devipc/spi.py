@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from devipc.calltrace import report
 from devipc.capabilities import Capability, Verdict
+from devipc.deadline import call_with_deadline
 from devipc.errors import (
     BoundsError,
     CapabilityError,
@@ -90,6 +91,7 @@ __all__ = [
     "Verdict",
     "WordWaits",
     "WordWrites",
+    "call_with_deadline",
     "check_chunk",
     "close_fds",
     "create_memfd",

@@ -30,8 +30,8 @@ FLAGS = (
     "-pthread",
 )
 
-# Folder of a front -> the file name that programs load.
-LIBRARIES = {"cuda": "libcuda.so.1"}
+# Folder of a front -> the file that programs load, below the folder of the build.
+LIBRARIES = {"cuda": "libcuda.so.1", "hip": "lib/libamdhip64.so"}
 
 
 class BuildError(RuntimeError):
@@ -73,16 +73,17 @@ def compile_into(folder: Path, front: str, compiler: str) -> None:
         if path.suffix == ".c":
             target = folder / f"{path.parent.name}-{path.stem}.o"
             objects.append(target)
-            command = [compiler, *FLAGS, "-c", str(path), "-o", str(target)]
+            command = [compiler, *FLAGS, f"-I{HERE / front}", "-c", str(path), "-o", str(target)]
             running.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
             if len(running) >= (os.cpu_count() or 1):
                 _finish(running)
     _finish(running)
+    (folder / name).parent.mkdir(exist_ok=True)
     link = [
         compiler,
         "-shared",
         "-pthread",
-        f"-Wl,-soname,{name}",
+        f"-Wl,-soname,{Path(name).name}",
         f"-Wl,--version-script={HERE / front / 'exports.map'}",
         "-Wl,-Bsymbolic",
         "-Wl,-z,defs",
