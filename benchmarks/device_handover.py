@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.facts import machine
-from devipc.cli.stage import Stage
 from devipc.errors import CapabilityError
+from devipc.probe.stage import Stage
 from devipc.registry import load_backend
 from devipc.session import Exporter, Importer
 

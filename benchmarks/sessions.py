@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.facts import machine
-from devipc.cli.stage import Stage
+from devipc.probe.stage import Stage
 from devipc.session import Exporter, Importer
 
 STRATEGIES = ("stream_memop", "host_flag", "polling", "event")

@@ -12,7 +12,7 @@ import os
 import sys
 from typing import Any
 
-from devipc.cli.stage import Stage
+from devipc.probe.stage import Stage
 from devipc.errors import DevIPCError
 from devipc.interfaces.memory import Allocation
 from devipc.session import Exporter

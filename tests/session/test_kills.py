@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from devipc.cli.stage import Stage
 from devipc.errors import CompletionTimeout, DevIPCError, FencePoisoned, PeerError, StaleError
+from devipc.probe.stage import Stage
 from devipc.session import Exporter, Importer, PeerState
 from tests.session.processes import eventually, holdings, worker
 from tests.session.worker import NBYTES, TIMEOUT_S, VALUES

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from devipc.cli.stage import Stage
 from devipc.errors import (
     CapabilityError,
     ClosedError,
@@ -23,6 +22,7 @@ from devipc.errors import (
     StaleError,
     UsageError,
 )
+from devipc.probe.stage import Stage
 from devipc.session import Exporter, Importer, PeerState
 from tests.session.processes import eventually, holdings, worker
 from tests.session.worker import NBYTES, TIMEOUT_S, VALUES

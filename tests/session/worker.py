@@ -14,9 +14,9 @@ from contextlib import ExitStack
 from typing import Any
 
 from devipc.calltrace import observe
-from devipc.cli.stage import Stage
 from devipc.completion import choose
 from devipc.errors import DevIPCError
+from devipc.probe.stage import Stage
 from devipc.registry import load_backend
 from devipc.session import Exporter, Importer
 

@@ -1,4 +1,7 @@
-"""A piece of pinned host memory beside a device, to look at shared pages on any backend."""
+"""Pinned host memory beside a device, to look at its memory and to fill it on any backend.
+
+Owns the registration, its stream and their end. It knows no other process.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +25,31 @@ class Stage:
         Needs a transfer interface.
     nbytes : int
         Size; rounded up to whole pages.
+    fd : int, optional
+        A sealed memory file of at least that size to use, so that another process can share it; it stays the caller's.
+
+    Raises
+    ------
+    CapabilityError, ResourceExhausted
+        When the device has no transfer interface, or does not let host memory be registered.
     """
 
-    def __init__(self, device: Device, nbytes: int) -> None:
+    def __init__(self, device: Device, nbytes: int, *, fd: int | None = None) -> None:
         if device.transfer is None:
             raise CapabilityError("this device offers no copies", remedy="use a backend with a transfer interface")
         self.transfer: DeviceTransfer = device.transfer
         size = round_up(nbytes, PAGE_NBYTES)
-        fd = create_memfd("devipc-stage", size)
+        own = create_memfd("devipc-stage", size) if fd is None else os.dup(fd)
         try:
-            self._map = SharedMap(fd, size)
+            self._map = SharedMap(own, size)
         finally:
-            os.close(fd)
+            os.close(own)
         self.view = self._map.view
-        self._registration = self.transfer.register_host(self._map.address, size)
+        try:
+            self._registration = self.transfer.register_host(self._map.address, size)
+        except BaseException:
+            self._map.close()
+            raise
         self.ptr = self._registration.device_ptr
         self.stream = self.transfer.create_stream()
 
@@ -50,6 +64,18 @@ class Stage:
     def synchronize(self) -> None:
         """Block until everything enqueued is done."""
         self.transfer.synchronize_stream(self.stream)
+
+    def get(self, ptr: int, nbytes: int) -> bytes:
+        """Return ``nbytes`` of device memory, at most the stage's size. Blocks until they are here."""
+        self.load(ptr, nbytes)
+        self.synchronize()
+        return bytes(self.view[:nbytes])
+
+    def put(self, ptr: int, content: bytes) -> None:
+        """Bring ``content``, at most the stage's size, to device memory. Blocks until it is there."""
+        self.view[: len(content)] = content
+        self.store(ptr, len(content))
+        self.synchronize()
 
     def close(self) -> None:
         """Give stream, registration and memory back."""
