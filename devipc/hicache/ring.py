@@ -43,7 +43,7 @@ from devipc.errors import (
 from devipc.hicache.ringend import RECHECK_S, RingEnd
 from devipc.memfd import PAGE_NBYTES, SharedMap, create_memfd, validate_memfd
 
-__all__ = ["DEFAULT_SPIN_S", "RECHECK_S", "RING_FDS", "RING_VERSION", "Consumer", "Producer"]
+__all__ = ["DEFAULT_SPIN_S", "RECHECK_S", "RING_FDS", "RING_VERSION", "Consumer", "Producer", "check_machine"]
 
 RING_VERSION = 1
 """Version of the memory layout; a consumer takes no other."""
@@ -71,10 +71,11 @@ _INLINE = 2**64 - 1
 _EVENTFD = "anon_inode:[eventfd]"
 
 
-def _check_machine() -> None:
+def check_machine() -> None:
+    """Raise CapabilityError on a machine whose memory order does not allow words shared like these."""
     if platform.machine() != "x86_64":
         raise CapabilityError(
-            f"shared rings need x86-64's memory order, this is {platform.machine()}",
+            f"shared words need x86-64's memory order, this is {platform.machine()}",
             code="memory_order",
             remedy="send messages instead",
         )
@@ -102,7 +103,7 @@ class Producer(RingEnd):
     """
 
     def __init__(self, *, slots: int = 256, slot_nbytes: int = 256, arena_nbytes: int = 8 * 1024 * 1024) -> None:
-        _check_machine()
+        check_machine()
         if not _is_shape(slots, slot_nbytes) or not 0 < arena_nbytes < MAX_ARENA_NBYTES:
             raise UsageError(
                 f"ring of {slots} slots of {slot_nbytes} bytes, arena of {arena_nbytes}",
@@ -228,7 +229,7 @@ class Consumer(RingEnd):
         ring: SharedMap | None = None
         arena: ArenaReader | None = None
         try:
-            _check_machine()
+            check_machine()
             if len(owned) != RING_FDS:
                 raise HandleError(f"{len(owned)} descriptors for a ring of {RING_FDS}", code="fd_count")
             ring, slots, self._slot_nbytes = _open(owned[0])
