@@ -132,7 +132,7 @@ class Producer(RingEnd):
         mine, theirs, ring = self._fds
         return ring, self._arena.fd, theirs, mine
 
-    def push(self, payload: bytes, *, timeout_s: float) -> None:
+    def push(self, payload: bytes, /, *, timeout_s: float) -> None:
         """Publish one entry, and wake the consumer if it sleeps. Blocks while the ring is full.
 
         Raises
@@ -275,6 +275,11 @@ class Consumer(RingEnd):
                 self._check()
         finally:
             self._turn.release()
+
+    @property
+    def taken(self) -> int:
+        """Entries that were taken so far."""
+        return self._head
 
     def _published(self) -> bool:
         tail = self._words[_TAIL]

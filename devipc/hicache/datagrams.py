@@ -1,0 +1,172 @@
+"""Frames as datagrams over a socket: the way beside rings in shared memory.
+
+Owns the cutting of long frames, and the end that every call sees. It knows no frame and no greeting.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import select
+import socket
+import threading
+
+from devipc.channel.datagram import Deadline, send_datagram
+from devipc.channel.identity import close_in_child
+from devipc.errors import (
+    ClosedError,
+    CompletionTimeout,
+    DevIPCError,
+    ForkError,
+    PeerGone,
+    ResourceExhausted,
+    WireError,
+)
+from devipc.hicache.protocol import MAX_FRAME_NBYTES
+from devipc.wire import MAX_BODY_NBYTES
+
+__all__ = ["MessageTransport"]
+
+_LAST, _MORE = b"\0", b"\1"
+
+
+class MessageTransport:
+    """Frames as datagrams. Fulfils :class:`~devipc.hicache.transport.Transport`.
+
+    Descriptors that a peer sends along are dropped by the kernel: nothing here asks for them.
+
+    A frame is one datagram or several, each behind a byte that says whether more follow.
+
+    Parameters
+    ----------
+    sock : socket.socket
+        Connected, ``SOCK_SEQPACKET``; owned.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._pid = os.getpid()
+        self._buffer = bytearray(MAX_BODY_NBYTES + 1)
+        self._view = memoryview(self._buffer)
+        self._parts = bytearray()
+        self._poller = select.poll()
+        self._poller.register(sock.fileno(), select.POLLIN)
+        self._taken = 0
+        self._broken = False
+        self._sending, self._turn, self._closing = threading.Lock(), threading.Lock(), threading.Lock()
+        self._ended: DevIPCError | None = None
+        self._closed = False
+        sock.setblocking(False)
+        close_in_child(self)
+
+    @property
+    def taken(self) -> int:
+        """See :class:`~devipc.hicache.transport.Transport`."""
+        return self._taken
+
+    def push(self, frame: bytes, /, *, timeout_s: float) -> None:
+        """See :class:`~devipc.hicache.transport.Transport`."""
+        with self._sending:
+            self._check()
+            if len(frame) <= MAX_BODY_NBYTES:
+                try:
+                    self._sock.send(_LAST + frame, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                    return
+                except OSError:  # full, or gone: the careful way says which
+                    pass
+            self._push_parts(frame, Deadline(timeout_s))
+
+    def _push_parts(self, frame: bytes, deadline: Deadline) -> None:
+        view = memoryview(frame)
+        starts = range(0, max(len(view), 1), MAX_BODY_NBYTES)
+        try:
+            for start in starts:
+                last = start == starts[-1]
+                part = view[start : start + MAX_BODY_NBYTES]
+                send_datagram(self._sock, [_LAST if last else _MORE, part], (), deadline)
+                self._broken = not last
+        except BaseException as error:
+            if self._broken:  # half a frame is out, and nothing may follow it
+                self.end(PeerGone("a frame broke off", code="broken_frame", remedy="connect again"))
+            self._check()
+            if isinstance(error, CompletionTimeout):
+                raise _busy(deadline.timeout_s or 0.0) from error
+            raise
+
+    def take(self, *, timeout_s: float) -> bytes:
+        """See :class:`~devipc.hicache.transport.Transport`."""
+        deadline = Deadline(timeout_s)
+        if not self._turn.acquire(False) and not self._turn.acquire(timeout=deadline.left_s()):
+            raise CompletionTimeout("another thread takes")
+        try:
+            self._check()
+            while self._poller.poll(deadline.poll_ms()):
+                self._check()
+                frame = self._receive()
+                if frame is not None:
+                    return frame
+        finally:
+            self._turn.release()
+        raise CompletionTimeout(f"no frame came for {timeout_s:g} s")
+
+    def _receive(self) -> bytes | None:
+        """Return the frame that the datagram which has come completes, if it does."""
+        self._taken += 1
+        try:
+            nbytes = self._sock.recv_into(self._buffer, 0, socket.MSG_DONTWAIT | socket.MSG_TRUNC)
+        except (BlockingIOError, ConnectionResetError):  # a reset is told once; last words are still in the queue
+            self._taken -= 1
+            return None
+        if not nbytes:
+            self._taken -= 1
+            self.end(PeerGone("the other side closed the connection", code="closed", remedy="connect again"))
+            self._check()
+        more = self._buffer[0]
+        if nbytes > len(self._buffer) or more > 1 or len(self._parts) + nbytes - 1 > MAX_FRAME_NBYTES:
+            self.end(WireError("a datagram that is no part of a frame", code="frame_size"))
+            self._check()
+        if not more and not self._parts:
+            return bytes(self._view[1:nbytes])
+        self._parts += self._view[1:nbytes]
+        if more:
+            self._taken -= 1
+            return None
+        frame, self._parts = bytes(self._parts), bytearray()
+        return frame
+
+    def _check(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkError("this transport belongs to the process that forked", remedy="connect in the child")
+        if self._ended is not None:
+            raise copy.copy(self._ended)
+
+    def end(self, error: DevIPCError) -> None:
+        """See :class:`~devipc.hicache.transport.Transport`."""
+        self._ended = self._ended or error
+        with self._closing:
+            if not self._closed:
+                try:
+                    self._sock.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass
+
+    def close(self) -> None:
+        """See :class:`~devipc.hicache.transport.Transport`."""
+        if os.getpid() != self._pid:
+            return
+        self.end(ClosedError("the transport is closed", remedy="connect again"))
+        with self._sending, self._turn, self._closing:
+            self._closed = True
+            self._sock.close()
+
+    def close_in_child(self) -> None:
+        """Close this process's descriptor."""
+        self._sock.close()
+
+
+def _busy(timeout_s: float) -> ResourceExhausted:
+    return ResourceExhausted(
+        f"the other side took nothing for {timeout_s:g} s",
+        code="busy",
+        remedy="submit less at once; the peer does not keep up, or stands still",
+    )
