@@ -5,7 +5,7 @@ Owns when a missing capability skips a case, after its refusal was tested, and w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
@@ -18,13 +18,16 @@ from devipc.conformance.suite import Suite, suite_of
 from devipc.interfaces.backend import Backend
 from devipc.types import HandleKind, Strategy
 
-__all__ = ["NewPeer"]
+__all__ = ["Elsewhere", "NewPeer"]
 
 Taken = tuple[Peer, dict[str, object], frozenset[int]]
 """A peer of a case, what it held when it was taken, and the processes that there were then."""
 
 NewPeer = Callable[[], Peer]
 """The fixture ``new_peer``: one more warmed-up peer for this case."""
+
+Elsewhere = Callable[[Mapping[str, str]], Peer]
+"""The fixture ``elsewhere``: a peer in another environment that has opened no device."""
 
 BROKEN_OFF = pytest.StashKey[bool]()
 """Set on an item that failed or skipped: its accounts say nothing then, and its peers are not used again."""
@@ -128,6 +131,20 @@ def bare_peer(suite: Suite, _accounts: None) -> Iterator[Peer]:
     peer = suite.peers.take_bare()
     yield peer
     suite.peers.discard(peer)
+
+
+@pytest.fixture
+def elsewhere(suite: Suite, _accounts: None) -> Iterator[Elsewhere]:
+    """Return a function that starts bare peers in another environment; ended with the case."""
+    taken: list[Peer] = []
+
+    def take(environment: Mapping[str, str]) -> Peer:
+        taken.append(suite.peers.take_bare(environment=environment))
+        return taken[-1]
+
+    yield take
+    for peer in taken:
+        suite.peers.discard(peer)
 
 
 @pytest.fixture

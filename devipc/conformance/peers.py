@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,9 +70,11 @@ class Peer:
         Which backend and device it uses, and its environment.
     device : str
         UUID.
+    environment : mapping of str to str, optional
+        Set besides the profile's.
     """
 
-    def __init__(self, profile: BackendProfile, device: str) -> None:
+    def __init__(self, profile: BackendProfile, device: str, *, environment: Mapping[str, str] | None = None) -> None:
         self._deadline_s = profile.deadline_s
         self._requests = itertools.count(1)
         self._pending = ""
@@ -89,7 +91,7 @@ class Peer:
         try:
             self._process = subprocess.Popen(
                 [*command, json.dumps(settings)],
-                env={**os.environ, "PYTHONPATH": path, **profile.environment},
+                env={**os.environ, "PYTHONPATH": path, **profile.environment, **(environment or {})},
                 pass_fds=(right.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stderr=self._stderr,
@@ -274,9 +276,9 @@ class Peers:
         self.ready(peer)
         return peer if peer.usable else self.take_bare()
 
-    def take_bare(self) -> Peer:
-        """Return a fresh peer that has opened no device."""
-        peer = Peer(self._profile, self._device)
+    def take_bare(self, *, environment: Mapping[str, str] | None = None) -> Peer:
+        """Return a fresh peer that has opened no device; ``environment`` is set besides the profile's."""
+        peer = Peer(self._profile, self._device, environment=environment)
         self._all.append(peer)
         return peer
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 from devipc.errors import PluginError, UsageError
 from devipc.interfaces.backend import Backend, Device
 from devipc.interfaces.memory import Allocation
+from devipc.interfaces.transfer import Stream
 from devipc.types import HandleKind, Strategy
 
 __all__ = ["BackendProfile", "Deviation", "find_backend", "find_object", "find_profile"]
@@ -69,6 +71,13 @@ class BackendProfile:
     allocate_grown : callable, optional
         ``f(device, sizes) -> Allocation`` over several driver blocks. The device's own ``memory.allocate_grown``
         when None and there is one.
+    capture : callable, optional
+        ``f(device, stream)``, a context manager in which ``stream`` records a graph. Streams that have
+        ``begin_capture`` and ``end_capture`` need none.
+    hidden, reordered : mapping of str to str, optional
+        Environment of a process that sees no device, and of one that sees all of them in another order.
+    simulated : bool
+        True when the driver below is no real one: the results say so, and are no evidence about hardware.
     exclusive_device : bool
         True when nobody else uses the device, so that its free memory is part of the accounts.
     memory_slack_nbytes, map_slack, thread_slack : int
@@ -88,6 +97,10 @@ class BackendProfile:
     keeps_freed_memory: bool = True
     recycled_kinds: frozenset[HandleKind] = frozenset((HandleKind.POOL,))
     allocate_grown: Callable[[Device, Sequence[int]], Allocation] | None = None
+    capture: Callable[[Device, Stream], AbstractContextManager[object]] | None = None
+    hidden: Mapping[str, str] | None = None
+    reordered: Mapping[str, str] | None = None
+    simulated: bool = False
     exclusive_device: bool = False
     memory_slack_nbytes: int = 64 << 20
     map_slack: int = 4

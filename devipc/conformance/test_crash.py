@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 
 import pytest
@@ -14,6 +15,9 @@ from devipc.conformance.fencing import followed, followed_here, following
 from devipc.conformance.fixtures import NewPeer
 from devipc.conformance.profile import BackendProfile
 from devipc.conformance.rig import Rig
+from devipc.conformance.roles_device import shm_files, used_files
+from devipc.conformance.roles_events import ask_event, make_event, try_event
+from devipc.conformance.roles_races import open_until_refused
 from devipc.conformance.sharing import allocated, exported, mapped, send, shared_by_peer
 from devipc.conformance.test_lifetime import opens_or_refuses
 from devipc.errors import FencePoisoned
@@ -148,3 +152,65 @@ def test_consumer_killed(rig: Rig, new_peer: NewPeer, strategy: Strategy) -> Non
         for value in range(2, 41):
             producer.signal(rig.stream, value, timeout_s=rig.deadline_s)
             follower.synchronize(value, rig.deadline_s)
+
+
+@case(
+    "CRASH-065",
+    "A killed process leaves no file of its own behind in shared memory.",
+    clause="interfaces/backend.py: Device.close",
+)
+def test_no_shared_file_is_left(new_peer: NewPeer, kind: HandleKind) -> None:
+    victim = new_peer()
+    with shared_by_peer(victim, MIB, kind, seed=65):
+        victim.call(make_event)
+        files = set(victim.call(shm_files).body["files"]) - set(used_files())
+        victim.kill()
+    left = sorted(name for name in files if os.path.exists(name))
+    assert not left, f"files of a killed process are left: {left}"
+
+
+@case(
+    "CRASH-201",
+    "An event whose maker was killed is asked and opened in time: with an answer, or refused by type.",
+    clause="interfaces/sync.py: InterprocessEvents.open",
+)
+def test_event_maker_killed(rig: Rig, new_peer: NewPeer) -> None:
+    events = rig.events
+    victim, importer = new_peer(), new_peer()
+    payload = victim.call(make_event).body["payload"]
+    key = importer.call(roles_sync.open_event, payload=payload).body["key"]
+    victim.kill()
+    importer.call(ask_event, key=key)
+    importer.call(try_event, payload=payload)
+    own = events.create()  # and what is made meanwhile is not taken for it
+    events.destroy(own)
+
+
+@case(
+    "CRASH-202",
+    "An exporter that is killed while others open its handle costs them no wrong byte and no hang.",
+    clause="interfaces/memory.py: open",
+)
+def test_exporter_killed_amid_opens(new_peer: NewPeer, kind: HandleKind) -> None:
+    victim, importer = new_peer(), new_peer()
+    with shared_by_peer(victim, 64 << 10, kind, seed=202) as extent:
+        importer.start(open_until_refused, **send(extent), nbytes=64 << 10, seed=202, times=200)
+        time.sleep(0.02)
+        victim.kill()
+        importer.result()
+
+
+@case(
+    "CRASH-203",
+    "An importer that is killed while it opens and closes leaves the exporter's memory as it was, and free to go.",
+    clause="interfaces/memory.py: free",
+)
+def test_importer_killed_amid_opens(rig: Rig, new_peer: NewPeer, kind: HandleKind) -> None:
+    victim, other = new_peer(), new_peer()
+    with allocated(rig, MIB, kind, seed=203) as allocation, exported(rig, allocation.ptr, MIB) as extent:
+        victim.start(open_until_refused, **send(extent), nbytes=64 << 10, seed=203, times=100_000)
+        time.sleep(0.05)
+        victim.kill()
+        rig.expect(allocation.ptr, MIB, 203, "memory whose importer was killed amid opens")
+        with mapped(other, extent) as mapping:
+            mapping.expect(MIB, 203)

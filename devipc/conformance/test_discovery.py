@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from devipc.capabilities import Capability, Verdict
 from devipc.conformance.catalogue import case
+from devipc.conformance.fixtures import Elsewhere
 from devipc.conformance.peers import Peer
 from devipc.conformance.profile import BackendProfile
+from devipc.conformance.roles_device import cost_of_loading, visible_devices
 from devipc.conformance.roles_memory import account, grown, identities
 from devipc.conformance.suite import Suite
 from devipc.errors import CapabilityError
@@ -18,10 +21,48 @@ from devipc.interfaces.backend import Backend
 from devipc.types import HandleKind, Mechanism
 
 
+@case(
+    "DISC-001",
+    "Loading the plugin opens no device and starts no thread.",
+    clause="interfaces/backend.py: Backend",
+)
+def test_loading_costs_nothing(bare_peer: Peer) -> None:
+    body = bare_peer.call(cost_of_loading).body
+    assert not body["devices"], f"loading the plugin opened {body['devices']}"
+    assert body["threads"] == 1, f"loading the plugin started {body['threads'] - 1} threads"
+
+
+@case(
+    "DISC-002",
+    "Without a visible device the list is refused as a missing capability, with a remedy, or is empty.",
+    clause="interfaces/backend.py: devices",
+)
+def test_no_device_is_visible(profile: BackendProfile, elsewhere: Elsewhere) -> None:
+    if profile.hidden is None:
+        pytest.skip("the profile names no environment that hides the devices")
+    body = elsewhere(profile.hidden).call(visible_devices).body
+    assert not body["devices"], "devices are listed that are hidden"
+    assert not body["refused"] or body["remedy"]
+
+
 @case("DISC-004", "A device has the same identity in two processes.", clause="types.py: DeviceInfo")
 def test_identity_is_shared(backend: Backend, bare_peer: Peer) -> None:
     here = [[info.uuid, info.pci, info.total_nbytes, info.parent_uuid] for info in backend.devices()]
     there = bare_peer.call(identities).body["devices"]
+    assert sorted(here) == sorted(there)
+
+
+@case(
+    "DISC-005",
+    "A device keeps its identity in a process that sees the devices in another order.",
+    clause="types.py: DeviceInfo.uuid",
+)
+def test_other_order(backend: Backend, profile: BackendProfile, elsewhere: Elsewhere) -> None:
+    if profile.reordered is None:
+        pytest.skip("the profile names no environment that reorders the devices")
+    here = [[info.uuid, info.pci, info.name, info.total_nbytes, info.parent_uuid] for info in backend.devices()]
+    there = elsewhere(profile.reordered).call(visible_devices).body["devices"]
+    assert here != there, "the devices are in the same order; the profile's environment is wrong"
     assert sorted(here) == sorted(there)
 
 
@@ -123,6 +164,28 @@ def test_facts_are_strings(backend: Backend) -> None:
     for name, value in facts.items():
         assert type(name) is str, name
         assert type(value) is str, f"{name} is {value!r}"
+
+
+@case(
+    "DISC-206",
+    "Answers about capabilities stay the same when they are asked for again, also on another thread.",
+    clause="interfaces/backend.py: capabilities",
+)
+def test_answers_stay(suite: Suite) -> None:
+    device = suite.device
+
+    def verdicts() -> dict[str, Verdict]:
+        found = {name: answer.verdict for name, answer in device.capabilities().items()}
+        if device.memory is not None:
+            found |= {f"kind {kind.value}": answer.verdict for kind, answer in device.memory.kinds().items()}
+        if device.sync is not None:
+            found |= {name.value: answer.verdict for name, answer in device.sync.mechanisms().items()}
+        return found
+
+    first = verdicts()
+    with ThreadPoolExecutor(1) as pool:
+        again = pool.submit(verdicts).result(suite.profile.deadline_s)
+    assert verdicts() == again == first
 
 
 @case(

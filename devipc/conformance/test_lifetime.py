@@ -13,6 +13,7 @@ from devipc.conformance.fixtures import NewPeer
 from devipc.conformance.peers import Peer
 from devipc.conformance.profile import BackendProfile
 from devipc.conformance.rig import Rig
+from devipc.conformance.roles_device import use_closed_device
 from devipc.conformance.sharing import allocated, exported, mapped, send, shared
 from devipc.errors import UsageError
 from devipc.spi import close_fds
@@ -176,3 +177,13 @@ def test_reopen(new_peer: NewPeer) -> None:
     peer.once = True  # a device that was opened again is not warm
     body = peer.call(roles.reopen_device).body
     assert body["uuid"] == body["before"]
+
+
+@case(
+    "LIFE-202",
+    "A closed device refuses further work by type.",
+    clause="interfaces/backend.py: Device.close",
+)
+def test_closed_device(bare_peer: Peer) -> None:
+    answers = bare_peer.call(use_closed_device).body["answers"]
+    assert all(answers.values()), f"accepted on a closed device: {[name for name, why in answers.items() if not why]}"

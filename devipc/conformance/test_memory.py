@@ -7,6 +7,7 @@ import pytest
 
 from devipc.conformance.catalogue import case
 from devipc.conformance.fixtures import NewPeer
+from devipc.conformance.grown import allocated_grown
 from devipc.conformance.peers import Peer
 from devipc.conformance.profile import BackendProfile
 from devipc.conformance.rig import Rig
@@ -192,15 +193,7 @@ def test_kind_is_kept(rig: Rig, kind: HandleKind) -> None:
     clause="types.py: ExportedExtent",
 )
 def test_grown_range(rig: Rig, peer: Peer, profile: BackendProfile) -> None:
-    grow = profile.allocate_grown
-    if grow is None:
-        own = getattr(rig.memory, "allocate_grown", None)
-        if own is None:
-            pytest.skip("the profile names no way to allocate a grown range")
-        allocation = own((2 * MIB, 2 * MIB, 4 * MIB))
-    else:
-        allocation = grow(rig.device, (2 * MIB, 2 * MIB, 4 * MIB))
-    try:
+    with allocated_grown(rig, profile, (2 * MIB, 2 * MIB, 4 * MIB)) as allocation:
         start, nbytes = allocation.ptr + MIB, 6 * MIB
         rig.fill(start, nbytes, 29)
         with exported(rig, start, nbytes) as extent, mapped(peer, extent) as mapping:
@@ -209,8 +202,6 @@ def test_grown_range(rig: Rig, peer: Peer, profile: BackendProfile) -> None:
             mapping.expect(nbytes, 29)
             mapping.fill(nbytes, 30)
             rig.expect(start, nbytes, 30, "the grown range")
-    finally:
-        rig.memory.free(allocation)
 
 
 @case(

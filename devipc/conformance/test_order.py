@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 
@@ -117,3 +118,60 @@ def test_hand_back(rig: Rig, peer: Peer, strategy: Strategy, any_kind: HandleKin
         peer.result(timeout_s=3 * rig.deadline_s)
         rig.finish(rig.stream, "the last round")
         back.synchronize(rounds, rig.deadline_s)
+
+
+@case(
+    "ORD-083",
+    "A second stream cannot signal while values of the first are pending, and takes over when none is.",
+    clause="completion/producer.py: ProducerFence.signal",
+)
+def test_two_streams(rig: Rig, peer: Peer, strategy: Strategy) -> None:
+    with followed(rig, peer, strategy) as (producer, follower), rig.new_stream() as other:
+        with rig.latch(rig.stream) as latch:
+            producer.signal(rig.stream, 1)
+            refused = False
+            try:
+                producer.signal(other, 2)
+            except UsageError:
+                refused = True
+            if not latch.held:
+                pytest.skip("the device was faster than its queue of copies; nothing was observed")
+            assert refused, "a second stream signalled while a value of the first was pending"
+        follower.synchronize(1, rig.deadline_s)
+        producer.synchronize(1, rig.deadline_s)
+        producer.signal(other, 3)
+        follower.synchronize(3, rig.deadline_s)
+
+
+@case(
+    "ORD-201",
+    "Twenty fences that are signalled in turns on four streams keep their values apart.",
+    clause="completion/fence.py: Fence.value",
+)
+def test_many_fences(rig: Rig, peer: Peer, strategy: Strategy) -> None:
+    with contextlib.ExitStack() as stack:
+        streams = [stack.enter_context(rig.new_stream()) for _ in range(4)]
+        fences = [stack.enter_context(followed(rig, peer, strategy)) for _ in range(20)]
+        for step in range(1, 4):
+            for index, (producer, _) in enumerate(fences):
+                producer.signal(streams[index % 4], step * (index + 1))
+        for index, (producer, follower) in enumerate(fences):
+            follower.synchronize(3 * (index + 1), rig.deadline_s)
+            assert not follower.query(3 * (index + 1) + 1)
+            assert producer.value == 3 * (index + 1)
+
+
+@case(
+    "ORD-202",
+    "A value that was passed over is reached with the next larger one, and not before.",
+    clause="completion/fence.py: Fence.query",
+)
+def test_gaps(rig: Rig, peer: Peer, strategy: Strategy) -> None:
+    with followed(rig, peer, strategy) as (producer, follower):
+        producer.signal(rig.stream, 10)
+        follower.synchronize(10, rig.deadline_s)
+        assert all(follower.query(value) for value in (1, 5, 9, 10))
+        assert not follower.query(11)
+        producer.signal(rig.stream, 20)
+        follower.synchronize(15, rig.deadline_s)
+        assert follower.query(20)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -268,3 +269,25 @@ def test_poison_ends_device_wait(rig: Rig, peer: Peer, strategy: Strategy) -> No
         must_hold(latch)
         producer.poison(PoisonReason.CANCELLED)
         assert peer.call(finish_stream, key=follower.key, value=1).body["code"] == "cancelled"
+
+
+@case(
+    "SYNC-097",
+    "A coroutine awaits a fence as a thread waits for it: with the same values, limits and failures.",
+    clause="completion/fence.py: Fence.reached",
+)
+def test_awaited(rig: Rig, peer: Peer, strategy: Strategy) -> None:
+    with followed_here(rig, peer, strategy) as (key, consumer):
+        with pytest.raises(CompletionTimeout):
+            asyncio.run(consumer.reached(1, 0.05))
+
+        async def reached() -> None:
+            waiting = asyncio.create_task(consumer.reached(2, rig.deadline_s))
+            await asyncio.to_thread(peer.call, signal, key=key, value=2)
+            await waiting
+
+        asyncio.run(reached())
+        assert consumer.query(2)
+        consumer.poison(PoisonReason.CANCELLED)
+        with pytest.raises(FencePoisoned):
+            asyncio.run(consumer.reached(3, rig.deadline_s))
