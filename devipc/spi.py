@@ -26,10 +26,11 @@ from devipc.errors import (
     UsageError,
     VendorStatus,
 )
+from devipc.extents import PayloadShape, check_payloads, explain_missing_fd
 from devipc.futex import futex_wait, futex_wake
 from devipc.hookspecs import CONTRACT_VERSION, hookimpl
 from devipc.interfaces.backend import Backend, Device
-from devipc.interfaces.memory import Allocation, DeviceMemoryIPC
+from devipc.interfaces.memory import Allocation, DeviceMemoryIPC, SideBySide
 from devipc.interfaces.sync import (
     DeviceSyncIPC,
     InterprocessEvent,
@@ -39,6 +40,7 @@ from devipc.interfaces.sync import (
 )
 from devipc.interfaces.transfer import DeviceTransfer, HostRegistration, Marker, Stream
 from devipc.memfd import PAGE_NBYTES, SharedMap, create_memfd, round_up, validate_memfd
+from devipc.pinned import PIN_STEP_NBYTES, Pinning, Pins, Rectangle, pinning_limits
 from devipc.types import (
     AllocationInfo,
     Chunk,
@@ -54,6 +56,7 @@ from devipc.types import (
 __all__ = [
     "CONTRACT_VERSION",
     "PAGE_NBYTES",
+    "PIN_STEP_NBYTES",
     "Allocation",
     "AllocationInfo",
     "Backend",
@@ -83,8 +86,13 @@ __all__ = [
     "MemoryInfo",
     "MemoryKind",
     "OpenedExtent",
+    "PayloadShape",
+    "Pinning",
+    "Pins",
+    "Rectangle",
     "ResourceExhausted",
     "SharedMap",
+    "SideBySide",
     "Stream",
     "UsageError",
     "VendorStatus",
@@ -93,11 +101,14 @@ __all__ = [
     "WordWrites",
     "call_with_deadline",
     "check_chunk",
+    "check_payloads",
     "close_fds",
     "create_memfd",
+    "explain_missing_fd",
     "futex_wait",
     "futex_wake",
     "hookimpl",
+    "pinning_limits",
     "report",
     "round_up",
     "validate_memfd",

@@ -1,44 +1,32 @@
-"""Registered host memory: pinned in steps, undone in reverse, and where its steps meet.
+"""How this driver pins one step of host memory, and what its refusals mean.
 
-Owns registration and its errors, and the splitting of copies at the borders between steps: the driver refuses a copy
-whose host side lies in two registrations. Submits nothing. Functions that call the driver expect the context to be
-current.
-
-Registration goes in steps since one call has limits (a kernel bug at 2 GiB on Linux 6.11 to 6.13, a driver limit at
-hundreds of GiB) and stalls the whole node's GPU calls while it runs.
+Owns the driver calls and the words of their errors; the steps and their borders are the core's. Submits nothing.
+Functions expect the context to be current.
 """
 
 from __future__ import annotations
 
-import bisect
-import os
-import resource
-import threading
-from collections.abc import Iterator
-
 from devipc.spi import (
-    PAGE_NBYTES,
+    PIN_STEP_NBYTES,
     CapabilityError,
     DevIPCError,
     DriverError,
-    HostRegistration,
+    Pins,
+    Rectangle,
     ResourceExhausted,
-    UsageError,
+    pinning_limits,
 )
 from devipc_cuda import driver
 
 __all__ = ["DEFAULT_STEP_NBYTES", "HostMemory", "Rectangle"]
 
-DEFAULT_STEP_NBYTES = 2**30
+DEFAULT_STEP_NBYTES = PIN_STEP_NBYTES
 """How much one driver call pins."""
 
 _PORTABLE_AND_MAPPED = 1 | 2
 
-Rectangle = tuple[int, int, int, int, int, int]
-"""dst, src, dst_pitch, src_pitch, width, height."""
 
-
-class HostMemory:
+class HostMemory(Pins):
     """Registrations of one device's process.
 
     Parameters
@@ -48,154 +36,41 @@ class HostMemory:
     """
 
     def __init__(self, *, step_nbytes: int = DEFAULT_STEP_NBYTES) -> None:
-        self._step = step_nbytes
-        self._lock = threading.Lock()
-        self._live: set[int] = set()
-        self.borders: list[int] = []
+        super().__init__(_Pinning(), backend="cuda", step_nbytes=step_nbytes)
 
-    def register(self, address: int, nbytes: int) -> HostRegistration:
-        """Pin and map ``[address, address + nbytes)``; all steps or none."""
-        if address <= 0 or address % PAGE_NBYTES or nbytes <= 0:
-            raise UsageError(
-                f"host memory of {nbytes} bytes that is not aligned to pages of {PAGE_NBYTES}",
-                remedy="register page-aligned memory of at least one byte",
-                backend="cuda",
+
+class _Pinning:
+    """The calls about one step."""
+
+    def pin(self, address: int, nbytes: int) -> None:
+        driver.call("cuMemHostRegister", address, nbytes, _PORTABLE_AND_MAPPED)
+
+    def unpin(self, address: int) -> None:
+        driver.call("cuMemHostUnregister", address)
+
+    def device_ptr(self, address: int) -> int:
+        return int(driver.call("cuMemHostGetDevicePointer", address, 0))
+
+    def settle(self) -> None:
+        driver.attempt("cuCtxGetCurrent")
+
+    def explain(self, error: DevIPCError, *, nbytes: int, pinned: int) -> DevIPCError:
+        """Say that it is host memory, and which limits there are: the driver has no word for either."""
+        value = error.status.value if error.status else 0
+        if value == 801:
+            return CapabilityError(
+                "this platform does not register host memory, as in confidential-computing mode",
+                code="no_host_registration",
+                remedy="use staging buffers that the driver allocates",
+                status=error.status,
             )
-        starts = list(range(address, address + nbytes, self._step))
-        done: list[int] = []
-        try:
-            for start in starts:
-                driver.call("cuMemHostRegister", start, min(self._step, address + nbytes - start), _PORTABLE_AND_MAPPED)
-                done.append(start)
-            device_ptr = self._device_ptr(starts)
-        except BaseException as error:
-            _settle()
-            _unregister(done)
-            if isinstance(error, DevIPCError):
-                raise _explain(error, nbytes=nbytes, pinned=len(done) * self._step) from error
-            raise
-        registration = HostRegistration(address, nbytes, device_ptr, tuple(starts))
-        self._change(registration, live=True)
-        return registration
-
-    def _device_ptr(self, starts: list[int]) -> int:
-        """Return the device address of the first step; all steps must follow it without a gap."""
-        found = [int(driver.call("cuMemHostGetDevicePointer", start, 0)) for start in starts]
-        if any(ptr - found[0] != start - starts[0] for ptr, start in zip(found, starts, strict=True)):
-            raise CapabilityError(
-                "this platform gives parts of registered host memory unrelated device addresses",
+        if value in (1, 2, 304, 999):
+            kind = ResourceExhausted if value in (2, 304) else DriverError
+            return kind(
+                f"host memory (not device memory) cannot be pinned: {nbytes} bytes asked, {pinned} pinned before the"
+                f" failure; {pinning_limits()}",
                 code="host_memory",
-                remedy=f"register at most {self._step} bytes at once",
+                remedy="raise `ulimit -l` (containers: --ulimit memlock=-1), ask for less, or free host memory",
+                status=error.status,
             )
-        return found[0]
-
-    def _change(self, registration: HostRegistration, *, live: bool) -> None:
-        steps = registration.token
-        assert isinstance(steps, tuple)
-        shift = registration.device_ptr - registration.address
-        inner = {start for step in steps[1:] for start in (step, step + shift)}
-        with self._lock:
-            if not live and registration.address not in self._live:
-                raise UsageError("the host memory was unregistered before", remedy="unregister it once", backend="cuda")
-            (self._live.add if live else self._live.discard)(registration.address)
-            # A new list: readers in other threads keep the one that they have.
-            self.borders = sorted((set(self.borders) | inner) if live else (set(self.borders) - inner))
-
-    def unregister(self, registration: HostRegistration) -> None:
-        """Undo :meth:`register`; every step is tried, the first failure is raised."""
-        self._change(registration, live=False)
-        steps = registration.token
-        assert isinstance(steps, tuple)
-        failures = _unregister(list(steps))
-        if failures:
-            raise failures[0]
-
-    def split(self, copy: Rectangle) -> Iterator[Rectangle]:
-        """Yield ``copy`` in parts that cross no border between steps of a registration."""
-        dst, src, dst_pitch, src_pitch, width, height = copy
-        for base, pitch in ((dst, dst_pitch), (src, src_pitch)):
-            end = base + (height - 1) * pitch + width
-            index = bisect.bisect_right(self.borders, base)
-            if index == len(self.borders) or self.borders[index] >= end:
-                continue
-            row, column = divmod(self.borders[index] - base, pitch) if height > 1 else (0, self.borders[index] - base)
-            if column >= width:  # the border lies between two rows
-                row, column = row + 1, 0
-            yield from self._parts(copy, row, column)
-            return
-        yield copy
-
-    def _parts(self, copy: Rectangle, row: int, column: int) -> Iterator[Rectangle]:
-        """Cut before ``row`` and, when ``column`` is not 0, inside of it."""
-        dst, src, dst_pitch, src_pitch, width, height = copy
-
-        def part(row: int, column: int, width: int, height: int) -> Iterator[Rectangle]:
-            if width and height:
-                d, s = dst + row * dst_pitch + column, src + row * src_pitch + column
-                yield from self.split((d, s, dst_pitch, src_pitch, width, height))
-
-        yield from part(0, 0, width, row)
-        if column:
-            yield from part(row, 0, column, 1)
-            yield from part(row, column, width - column, 1)
-            row += 1
-        yield from part(row, 0, width, height - row)
-
-
-def _settle() -> None:
-    """Take the failure that some drivers keep for the next call: it would hit the clean-up, or an innocent caller."""
-    driver.attempt("cuCtxGetCurrent")
-
-
-def _unregister(starts: list[int]) -> list[DevIPCError]:
-    failures: list[DevIPCError] = []
-    for start in reversed(starts):
-        try:
-            driver.call("cuMemHostUnregister", start)
-        except DevIPCError as error:
-            failures.append(error)
-    return failures
-
-
-def _explain(error: DevIPCError, *, nbytes: int, pinned: int) -> DevIPCError:
-    """Say that it is host memory, and which limits there are: the driver says "out of memory" or "invalid value"."""
-    value = error.status.value if error.status else 0
-    if value == 801:
-        return CapabilityError(
-            "this platform does not register host memory, as in confidential-computing mode",
-            code="no_host_registration",
-            remedy="use staging buffers that the driver allocates",
-            status=error.status,
-        )
-    if value in (1, 2, 304, 999):
-        kind = ResourceExhausted if value in (2, 304) else DriverError
-        soft, hard = (_limit(n) for n in resource.getrlimit(resource.RLIMIT_MEMLOCK))
-        return kind(
-            f"host memory (not device memory) cannot be pinned: {nbytes} bytes asked, {pinned} pinned before the"
-            f" failure; RLIMIT_MEMLOCK {soft}, at most {hard}; uid {os.geteuid()}, CAP_IPC_LOCK"
-            f" {'held' if _may_lock() else 'not held'}; {_available()} available",
-            code="host_memory",
-            remedy="raise `ulimit -l` (containers: --ulimit memlock=-1), ask for less, or free host memory",
-            status=error.status,
-        )
-    return error
-
-
-def _limit(value: int) -> str:
-    return "unlimited" if value == resource.RLIM_INFINITY else f"{value} bytes"
-
-
-def _proc_field(path: str, name: str) -> str:
-    try:
-        with open(path, encoding="ascii", errors="replace") as lines:
-            return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(f"{name}:")), "")
-    except OSError:
-        return ""
-
-
-def _may_lock() -> bool:
-    return bool(int(_proc_field("/proc/self/status", "CapEff") or "0", 16) >> 14 & 1)
-
-
-def _available() -> str:
-    return _proc_field("/proc/meminfo", "MemAvailable") or "unknown memory"
+        return error
