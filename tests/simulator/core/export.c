@@ -197,6 +197,22 @@ enum ds_status ds_open(struct ds_device *device, void *owner, const uint8_t byte
   return status;
 }
 
+enum ds_status ds_open_block(struct ds_device *device, void *owner, int fd, uint64_t offset, unsigned flags,
+                             uint64_t *out) {
+  struct ds_block *block = NULL;
+  enum ds_status status = ds_block_from_fd(fd, DS_FILE_CLASSIC, &block);
+  if (status != DS_OK)
+    return status;
+  if (offset >= block->bytes || !ds_peer(device, block->device)) {
+    ds_hold_fd(block->fd, 1); /* the caller keeps it on failure: what the block closes is a copy */
+    block->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+    ds_hold_fd(fd, -1);
+    ds_block_drop(block);
+    return offset >= block->bytes ? DS_INVALID : DS_NO_PEER;
+  }
+  return DS_OK;
+}
+
 enum ds_status ds_close(uint64_t start) {
   static _Atomic uint64_t last_closed;
   ds_lock();
@@ -220,6 +236,47 @@ enum ds_status ds_close(uint64_t start) {
     if (ds_switch(DS_double_close_abort))
       ds_act((struct ds_fault){DS_ABORT, 0});
   }
+  return status;
+}
+
+enum ds_status ds_export_fd(uint64_t address, uint64_t bytes, int *fd) {
+  ds_lock();
+  struct ds_range *range = ds_find(address);
+  bool whole = range && range->kind == DS_CLASSIC && range->start == address && !range->offset &&
+               !range->block->header->small && bytes <= range->map_bytes;
+  enum ds_status status = DS_INVALID;
+  if (whole) {
+    *fd = fcntl(range->block->fd, F_DUPFD_CLOEXEC, 3);
+    status = *fd < 0 ? DS_OS : DS_OK;
+  }
+  ds_unlock();
+  if (status == DS_OK)
+    ds_count(DS_C_exports, 1);
+  return status;
+}
+
+enum ds_status ds_open_fd(struct ds_device *device, void *owner, int fd, uint64_t bytes, uint64_t *out) {
+  struct ds_block *block = NULL;
+  struct handle handle = {.bytes = bytes};
+  int own = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+  if (own < 0)
+    return errno == EMFILE ? DS_OS : DS_UNKNOWN;
+  enum ds_status status = ds_block_from_fd(own, DS_FILE_CLASSIC, &block);
+  if (status != DS_OK) {
+    close(own);
+    return status;
+  }
+  leak_fd(fd);
+  block = attach_wrong(block);
+  ds_lock();
+  status = bytes > block->bytes ? DS_INVALID : !ds_peer(device, block->device) ? DS_NO_PEER : DS_OK;
+  if (status == DS_OK)
+    status = add_mapping(device, owner, block, &handle, out);
+  ds_unlock();
+  if (status == DS_OK)
+    ds_count(DS_C_opens, 1);
+  else
+    ds_block_drop(block);
   return status;
 }
 
