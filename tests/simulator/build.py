@@ -31,7 +31,7 @@ FLAGS = (
 )
 
 # Folder of a front -> the file that programs load, below the folder of the build.
-LIBRARIES = {"cuda": "libcuda.so.1", "hip": "lib/libamdhip64.so"}
+LIBRARIES = {"cuda": "libcuda.so.1", "hip": "lib/libamdhip64.so", "levelzero": "libze_intel_gpu.so.1"}
 
 
 class BuildError(RuntimeError):

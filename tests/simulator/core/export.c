@@ -197,22 +197,6 @@ enum ds_status ds_open(struct ds_device *device, void *owner, const uint8_t byte
   return status;
 }
 
-enum ds_status ds_open_block(struct ds_device *device, void *owner, int fd, uint64_t offset, unsigned flags,
-                             uint64_t *out) {
-  struct ds_block *block = NULL;
-  enum ds_status status = ds_block_from_fd(fd, DS_FILE_CLASSIC, &block);
-  if (status != DS_OK)
-    return status;
-  if (offset >= block->bytes || !ds_peer(device, block->device)) {
-    ds_hold_fd(block->fd, 1); /* the caller keeps it on failure: what the block closes is a copy */
-    block->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
-    ds_hold_fd(fd, -1);
-    ds_block_drop(block);
-    return offset >= block->bytes ? DS_INVALID : DS_NO_PEER;
-  }
-  return DS_OK;
-}
-
 enum ds_status ds_close(uint64_t start) {
   static _Atomic uint64_t last_closed;
   ds_lock();
@@ -257,7 +241,7 @@ enum ds_status ds_export_fd(uint64_t address, uint64_t bytes, int *fd) {
 
 enum ds_status ds_open_fd(struct ds_device *device, void *owner, int fd, uint64_t bytes, uint64_t *out) {
   struct ds_block *block = NULL;
-  struct handle handle = {.bytes = bytes};
+  struct handle handle = {0};
   int own = fcntl(fd, F_DUPFD_CLOEXEC, 3);
   if (own < 0)
     return errno == EMFILE ? DS_OS : DS_UNKNOWN;
@@ -267,6 +251,7 @@ enum ds_status ds_open_fd(struct ds_device *device, void *owner, int fd, uint64_
     return status;
   }
   leak_fd(fd);
+  handle.bytes = bytes ? bytes : block->bytes;
   block = attach_wrong(block);
   ds_lock();
   status = bytes > block->bytes ? DS_INVALID : !ds_peer(device, block->device) ? DS_NO_PEER : DS_OK;

@@ -130,7 +130,7 @@ enum { DS_HANDLE_BYTES = 64 };
 enum ds_status ds_export(uint64_t address, uint8_t out[DS_HANDLE_BYTES]);
 enum ds_status ds_open(struct ds_device *device, void *owner, const uint8_t handle[DS_HANDLE_BYTES], uint64_t *out);
 enum ds_status ds_close(uint64_t start);
-/* A whole dedicated allocation as an fd of the caller's, and an opened one, closed by ds_close(). */
+/* A whole dedicated allocation as an fd of the caller's, and an opened one, closed by ds_close(); 0 bytes: all of it. */
 enum ds_status ds_export_fd(uint64_t address, uint64_t bytes, int *fd);
 enum ds_status ds_open_fd(struct ds_device *device, void *owner, int fd, uint64_t bytes, uint64_t *out);
 /* A handle that names an fd of this process, which stays open as long as the process lives. */
