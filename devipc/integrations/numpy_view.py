@@ -6,6 +6,7 @@ Owns the checks that only numpy can answer. Imported when an array is really the
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from devipc.errors import CapabilityError
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from devipc.integrations.foreign import ForeignBuffer
 
-__all__ = ["check_array", "to_array"]
+__all__ = ["check_array", "to_array", "u64_array"]
 
 
 def check_array(array: Any) -> None:
@@ -34,6 +35,21 @@ def check_array(array: Any) -> None:
     masked = sys.modules.get("numpy.ma")
     if masked is not None and isinstance(array, masked.MaskedArray):
         raise refuse("a mask lies over the array", "share .data and .mask as two arrays")
+
+
+def u64_array(values: Sequence[int] | Sequence[Sequence[int]]) -> numpy.ndarray[Any, Any]:
+    """Return a C-contiguous uint64 array, the form in which descriptors of copies are passed.
+
+    Raises
+    ------
+    CapabilityError
+        When numpy is not installed.
+    """
+    try:
+        import numpy
+    except ImportError as error:
+        raise CapabilityError("numpy is not installed", remedy="pip install numpy") from error
+    return numpy.ascontiguousarray(values, dtype=numpy.uint64)
 
 
 def to_array(buffer: ForeignBuffer) -> numpy.ndarray[Any, Any]:
