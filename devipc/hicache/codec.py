@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from devipc.channel.hello import decode_error, encode_error
-from devipc.errors import UsageError, WireError
+from devipc.errors import UsageError
 from devipc.hicache import protocol as p
 from devipc.hicache.keys import KEY_NBYTES
 from devipc.hicache.layout import decode_layout, encode_layout
@@ -26,6 +26,7 @@ from devipc.hicache.requests import (
     Keys,
     Lookup,
     PageIds,
+    Ping,
     PoolRequest,
     Prefetch,
     ReadyPoint,
@@ -42,87 +43,86 @@ __all__ = ["Named", "Numbers", "answer_of", "frame_of", "frame_of_answer", "requ
 
 
 class Numbers(Protocol):
-    """The client's side: the number of each thing that it shares with the engine."""
+    """The client's side: what stands for the things that it shares."""
 
-    def ready(self, point: ReadyPoint) -> p.Point | None:
-        """Return the shared value that ``point`` is; None when it is unfenced."""
+    @property
+    def device_uuid(self) -> str:
+        """Identity of the device that its pools are on."""
         ...
 
-    def fence(self, fence: CompletionFence) -> int:
-        """Return the number of a completion fence."""
+    def slot(self, fence: CompletionFence) -> int:
+        """Return the slot of an operation, by its completion fence."""
         ...
 
-    def cancel(self, word: CancelWord) -> int:
-        """Return the number of a cancel word."""
-        ...
-
-    def memory(self, request: RegisterPool) -> tuple[bytes, str, tuple[p.HandleForm, ...]]:
-        """Return instance, device UUID and a handle for each chunk; their descriptors are sent beside the frame."""
+    def ready(self, point: ReadyPoint, slot: int) -> p.ReadyForm:
+        """Return the shared value that ``point`` is; True when it is reached, False when the slot's word will tell."""
         ...
 
 
 class Named(Protocol):
     """The engine's side: what a client's numbers stand for. Each raises HandleError for a number that it never gave."""
 
-    def ready(self, point: p.Point | None) -> ReadyPoint:
+    def ready(self, point: p.ReadyForm, slot: int) -> ReadyPoint:
         """Return the ready point."""
         ...
 
-    def fence(self, number: int) -> CompletionFence:
-        """Return the completion fence."""
+    def fence(self, slot: int) -> CompletionFence:
+        """Return the completion fence of the operation in a slot."""
         ...
 
-    def cancel(self, number: int) -> CancelWord:
-        """Return the cancel word."""
-        ...
-
-    def memory(self, frame: p.RegisterPoolFrame) -> tuple[int, ...]:
-        """Map the pool's memory, and return the address of each chunk."""
+    def cancel(self, slot: int) -> CancelWord:
+        """Return the cancel word of the operation in a slot."""
         ...
 
 
 def frame_of(request: Request, numbers: Numbers) -> p.RequestFrame:
-    """Return ``request`` as a frame, not checked yet: :func:`~devipc.hicache.protocol.encode` does."""
+    """Return ``request`` as a frame that is within the limits.
+
+    Raises
+    ------
+    UsageError
+        For more pages than an operation may have, and for what does not travel.
+    """
+    if isinstance(request, Ping):
+        return p.PingFrame(op=request.op)
     if isinstance(request, StatusRequest):
         return p.StatusFrame(op=request.op)
     assert isinstance(request, PoolRequest | RegisterPool)
     op, pool, generation = request.op, request.pool, request.generation
     match request:
         case RegisterPool():
-            instance, device_uuid, handles = numbers.memory(request)
             return p.RegisterPoolFrame(
                 op=op,
                 pool=pool,
                 generation=generation,
-                instance=instance,
-                device_uuid=device_uuid,
+                device_uuid=numbers.device_uuid,
                 layout=encode_layout(request.layout),
-                handles=handles,
                 namespace=request.namespace,
             )
         case Backup():
+            slot = numbers.slot(request.fence)
             return p.BackupFrame(
                 op=op,
                 pool=pool,
                 generation=generation,
                 pages=_page_bytes(request.pages),
                 keys=_key_bytes(request.keys),
-                ready=numbers.ready(request.ready),
-                fence=numbers.fence(request.fence),
-                cancel=numbers.cancel(request.cancel),
+                ready=numbers.ready(request.ready, slot),
+                slot=slot,
                 timeout_s=request.timeout_s,
                 confirmed=request.confirmed,
                 partial=request.partial,
             )
         case Restore():
+            slot = numbers.slot(request.fence)
             return p.RestoreFrame(
                 op=op,
                 pool=pool,
                 generation=generation,
                 pages=_page_bytes(request.pages),
                 keys=_key_bytes(request.keys),
-                ready=numbers.ready(request.ready),
-                fence=numbers.fence(request.fence),
+                ready=numbers.ready(request.ready, slot),
+                slot=slot,
                 timeout_s=request.timeout_s,
                 partial=request.partial,
             )
@@ -146,10 +146,12 @@ def request_of(frame: p.RequestFrame, named: Named) -> Request:
     Raises
     ------
     HandleError
-        For a number that stands for nothing, memory that cannot be mapped, or a layout that is none.
+        For a number that stands for nothing, or a layout that is none.
     UsageError
         For a :class:`~devipc.hicache.protocol.TellFrame`, which is no request.
     """
+    if isinstance(frame, p.PingFrame):
+        return Ping(op=frame.op)
     if isinstance(frame, p.StatusFrame):
         return StatusRequest(op=frame.op)
     if isinstance(frame, p.TellFrame):
@@ -160,14 +162,12 @@ def request_of(frame: p.RequestFrame, named: Named) -> Request:
             reader = Reader(frame.layout)
             layout = decode_layout(reader)
             reader.end()
-            if len(layout.chunks) != len(frame.handles):
-                raise WireError(f"{len(frame.handles)} handles for {len(layout.chunks)} chunks", code="count")
             return RegisterPool(
                 op=op,
                 pool=pool,
                 generation=generation,
                 layout=layout,
-                addresses=named.memory(frame),
+                addresses=(),
                 namespace=frame.namespace,
             )
         case p.BackupFrame():
@@ -177,9 +177,9 @@ def request_of(frame: p.RequestFrame, named: Named) -> Request:
                 generation=generation,
                 pages=_pages(frame.pages),
                 keys=_keys(frame.keys),
-                ready=named.ready(frame.ready),
-                fence=named.fence(frame.fence),
-                cancel=named.cancel(frame.cancel),
+                ready=named.ready(frame.ready, frame.slot),
+                fence=named.fence(frame.slot),
+                cancel=named.cancel(frame.slot),
                 timeout_s=frame.timeout_s,
                 confirmed=frame.confirmed,
                 partial=frame.partial,
@@ -191,8 +191,8 @@ def request_of(frame: p.RequestFrame, named: Named) -> Request:
                 generation=generation,
                 pages=_pages(frame.pages),
                 keys=_keys(frame.keys),
-                ready=named.ready(frame.ready),
-                fence=named.fence(frame.fence),
+                ready=named.ready(frame.ready, frame.slot),
+                fence=named.fence(frame.slot),
                 timeout_s=frame.timeout_s,
                 partial=frame.partial,
             )
@@ -236,11 +236,20 @@ def _json(detail: dict[str, object]) -> bytes:
 
 
 def _page_bytes(pages: PageIds) -> bytes:
+    _check_count(len(pages))
     return pages.astype("<i8", copy=False).tobytes()
 
 
 def _key_bytes(keys: Keys) -> bytes:
+    _check_count(len(keys))
     return keys.tobytes()
+
+
+def _check_count(count: int) -> None:
+    if count > p.MAX_PAGES:
+        raise UsageError(
+            f"{count} pages in one operation", code="pages", remedy=f"split it: at most {p.MAX_PAGES} travel together"
+        )
 
 
 def _pages(form: bytes) -> PageIds:

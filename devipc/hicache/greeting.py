@@ -5,6 +5,8 @@ Owns what is agreed, and one clear error for every disagreement. It does no I/O.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from devipc.errors import ProtocolError
 from devipc.hicache.keys import KEY_VERSION, SELF_TEST_KEY
 from devipc.hicache.protocol import MAGIC, HelloFrame, WelcomeFrame
@@ -17,8 +19,8 @@ PROTOCOL_MAX = 1
 """Newest version that is spoken here."""
 
 
-def hello(*, features: int) -> HelloFrame:
-    """Return this side's greeting."""
+def hello(*, features: int, client: bytes, way: Literal["rings", "messages"]) -> HelloFrame:
+    """Return this side's greeting; see :class:`~devipc.hicache.protocol.HelloFrame`."""
     return HelloFrame(
         magic=MAGIC,
         min_version=PROTOCOL_MIN,
@@ -26,11 +28,24 @@ def hello(*, features: int) -> HelloFrame:
         features=features,
         key_version=KEY_VERSION,
         self_test=SELF_TEST_KEY,
+        client=client,
+        way=way,
     )
 
 
-def answer_hello(theirs: HelloFrame, *, features: int, epoch: int, layer_groups: tuple[int, ...]) -> WelcomeFrame:
-    """Return the answer to a greeting: the newest version and all features that both sides have.
+def answer_hello(
+    theirs: HelloFrame,
+    *,
+    features: int,
+    epoch: int,
+    layer_groups: tuple[int, ...],
+    engine_path: str,
+    engine_instance: bytes,
+    device_uuid: str,
+    backend: str,
+    write_policy: str,
+) -> WelcomeFrame:
+    """Return the answer to a greeting: the newest version and all features that both sides have, and the rest as given.
 
     Raises
     ------
@@ -55,6 +70,11 @@ def answer_hello(theirs: HelloFrame, *, features: int, epoch: int, layer_groups:
         self_test=SELF_TEST_KEY,
         epoch=epoch,
         layer_groups=layer_groups,
+        engine_path=engine_path,
+        engine_instance=engine_instance,
+        device_uuid=device_uuid,
+        backend=backend,
+        write_policy=write_policy,
     )
 
 

@@ -35,6 +35,7 @@ class Kind(enum.StrEnum):
     INVALIDATE = "invalidate"
     FLUSH = "flush"
     STATUS = "status"
+    PING = "ping"
 
 
 class Side(enum.StrEnum):

@@ -10,7 +10,7 @@ some; what must not be ignored is sent only to a side that has the feature. Desc
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -19,7 +19,6 @@ from devipc.errors import WireError
 from devipc.hicache.keys import KEY_NBYTES
 from devipc.hicache.operations import ANSWERS, REQUESTS, Event
 from devipc.hicache.results import PageResult
-from devipc.wire import MAX_MESSAGE_FDS
 
 __all__ = [
     "MAGIC",
@@ -28,12 +27,14 @@ __all__ = [
     "AnswerFrame",
     "BackupFrame",
     "FlushFrame",
-    "HandleForm",
     "HelloFrame",
     "InvalidateFrame",
+    "LeaveFrame",
     "LookupFrame",
+    "PingFrame",
     "Point",
     "PrefetchFrame",
+    "ReadyForm",
     "RegisterPoolFrame",
     "RequestFrame",
     "RestoreFrame",
@@ -44,9 +45,11 @@ __all__ = [
     "decode_answer",
     "decode_detail",
     "decode_hello",
+    "decode_leave",
     "decode_request",
     "decode_welcome",
     "encode",
+    "pack",
 ]
 
 MAX_FRAME_NBYTES = 4 * 1024 * 1024
@@ -73,13 +76,16 @@ Seconds = Annotated[float, Meta(ge=0.0, le=_LONGEST_S)]
 Digest = Annotated[bytes, Meta(min_length=KEY_NBYTES, max_length=KEY_NBYTES)]
 PagesForm = Annotated[bytes, Meta(max_length=8 * MAX_PAGES)]
 KeysForm = Annotated[bytes, Meta(max_length=KEY_NBYTES * MAX_PAGES)]
+Name = Annotated[str, Meta(max_length=128)]
 Blob = Annotated[bytes, Meta(max_length=MAX_FRAME_NBYTES)]
 
 
 class HelloFrame(Struct, frozen=True, kw_only=True, tag="hello"):
     """What a client says first; its fields and their meaning stay for all versions.
 
-    ``features`` are bits. ``self_test`` is the key that this side computes for a known page.
+    ``features`` are bits. ``self_test`` is the key that this side computes for a known page. ``client`` is one life of
+    one client object, the same when it attaches again. ``way`` says how it wants frames to travel; the descriptors of
+    that come behind the one of its slots.
     """
 
     magic: Annotated[bytes, Meta(min_length=len(MAGIC), max_length=len(MAGIC))]
@@ -88,10 +94,17 @@ class HelloFrame(Struct, frozen=True, kw_only=True, tag="hello"):
     features: Count63
     key_version: Version
     self_test: Digest
+    client: Digest
+    way: Literal["rings", "messages"]
 
 
 class WelcomeFrame(Struct, frozen=True, kw_only=True, tag="welcome"):
-    """What an engine answers: the version and features of the connection, its index's epoch, its layer groups."""
+    """What is answered: version and features of the connection, the index's epoch, and where the engine is.
+
+    ``engine_path`` is where the engine process listens, ``engine_instance`` that process's own: nobody else will do.
+    ``device_uuid`` and ``backend`` are what a client has to open, too. ``write_policy`` is when pages should be backed
+    up where the client has no opinion of its own; one that it does not know means the first.
+    """
 
     magic: Annotated[bytes, Meta(min_length=len(MAGIC), max_length=len(MAGIC))]
     version: Version
@@ -100,20 +113,28 @@ class WelcomeFrame(Struct, frozen=True, kw_only=True, tag="welcome"):
     self_test: Digest
     epoch: Count63
     layer_groups: Annotated[tuple[Annotated[int, Meta(ge=1, le=2**16)], ...], Meta(max_length=_MAX_GROUPS)]
+    engine_path: Annotated[str, Meta(min_length=1, max_length=107)]
+    engine_instance: Digest
+    device_uuid: Name
+    backend: Name
+    write_policy: Name
+
+
+class LeaveFrame(Struct, frozen=True, kw_only=True, tag="leave"):
+    """How long to wait for what is open: of this client, or of all."""
+
+    timeout_s: Seconds
 
 
 class Point(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A value of a fence that the client shared before: when pages may be touched."""
+    """A value of the client's fence ``ready/<fence>`` in its session with the engine: when pages may be touched."""
 
     fence: Number
     n: Annotated[int, Meta(ge=1, le=2**62 - 1)]
 
 
-class HandleForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A memory handle, as :func:`devipc.wire.encode_memory_handle` writes it, and how many descriptors are its own."""
-
-    body: Blob
-    fds: Annotated[int, Meta(ge=0, le=MAX_MESSAGE_FDS)]
+ReadyForm = Point | bool
+"""When pages may be touched: at a shared value; True: now; False: when the ready word of the slot says so."""
 
 
 class OpFrame(Struct, frozen=True, kw_only=True):
@@ -130,12 +151,13 @@ class PoolFrame(OpFrame, frozen=True, kw_only=True):
 
 
 class RegisterPoolFrame(PoolFrame, frozen=True, kw_only=True, tag="register_pool"):
-    """Make a pool known: ``layout`` as :func:`~devipc.hicache.layout.encode_layout` writes it, a handle each chunk."""
+    """Make a pool known: ``layout`` as :func:`~devipc.hicache.layout.encode_layout` writes it.
 
-    instance: Digest
-    device_uuid: Annotated[str, Meta(max_length=128)]
+    The client shares chunk ``i`` of it in its session with the engine, as ``pool/<pool>/<generation>/<i>``.
+    """
+
+    device_uuid: Name
     layout: Blob
-    handles: Annotated[tuple[HandleForm, ...], Meta(max_length=4096)]
     namespace: Digest
 
 
@@ -144,13 +166,12 @@ class UnregisterFrame(PoolFrame, frozen=True, kw_only=True, tag="unregister"):
 
 
 class BackupFrame(PoolFrame, frozen=True, kw_only=True, tag="backup"):
-    """Copy pages to the host tier. ``ready`` None: unfenced. ``fence`` and ``cancel`` are numbers of shared words."""
+    """Copy pages to the host tier. ``slot`` is the operation's own until it has ended."""
 
     pages: PagesForm
     keys: KeysForm
-    ready: Point | None
-    fence: Number
-    cancel: Number
+    ready: ReadyForm
+    slot: Number
     timeout_s: Seconds
     confirmed: bool
     partial: bool
@@ -161,8 +182,8 @@ class RestoreFrame(PoolFrame, frozen=True, kw_only=True, tag="restore"):
 
     pages: PagesForm
     keys: KeysForm
-    ready: Point | None
-    fence: Number
+    ready: ReadyForm
+    slot: Number
     timeout_s: Seconds
     partial: bool
 
@@ -192,6 +213,10 @@ class FlushFrame(PoolFrame, frozen=True, kw_only=True, tag="flush"):
 
 class StatusFrame(OpFrame, frozen=True, kw_only=True, tag="status"):
     """Ask what the engine does."""
+
+
+class PingFrame(OpFrame, frozen=True, kw_only=True, tag="ping"):
+    """Ask whether anybody is there; answered by whoever takes frames, before any engine."""
 
 
 class TellFrame(OpFrame, frozen=True, kw_only=True, tag="tell"):
@@ -231,16 +256,18 @@ RequestFrame = (
     | InvalidateFrame
     | FlushFrame
     | StatusFrame
+    | PingFrame
     | TellFrame
 )
 """Everything that a client sends after its greeting."""
-AnyFrame = RequestFrame | AnswerFrame | HelloFrame | WelcomeFrame
+AnyFrame = RequestFrame | AnswerFrame | HelloFrame | WelcomeFrame | LeaveFrame
 
 _F = TypeVar("_F", bound=Struct)
 _encoder = msgspec.msgpack.Encoder()
 # Unions throughout: a struct by itself would be taken without its type.
 _from_client: msgspec.msgpack.Decoder[RequestFrame | HelloFrame] = msgspec.msgpack.Decoder(RequestFrame | HelloFrame)
 _from_engine: msgspec.msgpack.Decoder[AnswerFrame | WelcomeFrame] = msgspec.msgpack.Decoder(AnswerFrame | WelcomeFrame)
+_leaves = msgspec.msgpack.Decoder(LeaveFrame | HelloFrame)
 _details = msgspec.json.Decoder(dict[str, object])
 _LAST_RESULT = max(PageResult)
 
@@ -253,15 +280,18 @@ def encode(frame: AnyFrame) -> bytes:
     WireError
         For whatever the other side would refuse; nothing was sent.
     """
-    body = _encode(frame)
+    body = pack(frame)
     if isinstance(frame, AnswerFrame | WelcomeFrame):
         _decode(_from_engine, body)
+    elif isinstance(frame, LeaveFrame):
+        _decode(_leaves, body)
     else:
         _decode(_from_client, body)
     return body
 
 
-def _encode(frame: AnyFrame) -> bytes:
+def pack(frame: AnyFrame) -> bytes:
+    """Return the bytes of ``frame``, which the caller knows to be within the limits: half the time of :func:`encode`."""
     try:
         return _encoder.encode(frame)
     except (msgspec.MsgspecError, OverflowError, TypeError, UnicodeEncodeError) as error:
@@ -285,7 +315,7 @@ def decode_answer(body: bytes) -> AnswerFrame:
 
 
 def decode_hello(body: bytes) -> HelloFrame:
-    """Return a client's greeting; raises WireError, also when it is another frame."""
+    """Return a client's greeting; raises WireError, as do all of these, also when it is another frame."""
     frame = _decode(_from_client, body)
     if not isinstance(frame, HelloFrame):
         raise _out_of_place(frame)
@@ -293,9 +323,17 @@ def decode_hello(body: bytes) -> HelloFrame:
 
 
 def decode_welcome(body: bytes) -> WelcomeFrame:
-    """Return an engine's answer to the greeting; raises WireError, also when it is another frame."""
+    """Return the answer to a greeting."""
     frame = _decode(_from_engine, body)
     if not isinstance(frame, WelcomeFrame):
+        raise _out_of_place(frame)
+    return frame
+
+
+def decode_leave(body: bytes) -> LeaveFrame:
+    """Return what a client, or an administrator, asks."""
+    frame = _decode(_leaves, body)
+    if not isinstance(frame, LeaveFrame):
         raise _out_of_place(frame)
     return frame
 
@@ -347,8 +385,6 @@ def _check(frame: Struct) -> None:
             raise WireError(f"unknown result {max(frame.results)} of a page", code="result")
         if frame.detail is not None:
             decode_detail(frame.detail)
-    if isinstance(frame, RegisterPoolFrame) and sum(handle.fds for handle in frame.handles) > MAX_MESSAGE_FDS:
-        raise WireError("more descriptors than a message carries", code="fd_count")
 
 
 def decode_detail(detail: bytes) -> dict[str, object]:

@@ -27,12 +27,14 @@ __all__ = [
     "Keys",
     "Lookup",
     "PageIds",
+    "Ping",
     "PoolRequest",
     "Prefetch",
     "ReadyPoint",
     "RegisterPool",
     "Request",
     "Restore",
+    "SignalledFence",
     "StatusRequest",
     "UnregisterPool",
 ]
@@ -52,11 +54,7 @@ class ReadyPoint(Protocol):
 
 
 class CompletionFence(Protocol):
-    """A timeline of one operation, which the engine signals: 1 .. n for the layer groups of a restore, else 1."""
-
-    def signal(self, stream: Stream, n: int) -> None:
-        """Let ``n`` be reached once all work on ``stream`` so far is done."""
-        ...
+    """A timeline of one operation, whose end the engine tells: 1 .. n for the layer groups of a restore, else 1."""
 
     def settle(self) -> None:
         """Note that all values are reached: the engine has seen the last copy complete."""
@@ -64,6 +62,14 @@ class CompletionFence(Protocol):
 
     def poison(self, reason: PoisonReason) -> None:
         """Release all waiters as failed, unless it was settled."""
+        ...
+
+
+class SignalledFence(CompletionFence, Protocol):
+    """One that is signalled by whoever has the stream."""
+
+    def signal(self, stream: Stream, n: int) -> None:
+        """Let ``n`` be reached once all work on ``stream`` so far is done."""
         ...
 
 
@@ -110,7 +116,7 @@ class RegisterPool(Request):
     layout : PoolLayout
         Where the bytes of a page lie.
     addresses : tuple of int
-        Device address of each chunk, in the engine's process.
+        Device address of each chunk, in the engine's process; empty where another process opens them by name.
     namespace : bytes
         16 bytes that stand for everything beside tokens that decides a page's content.
     """
@@ -235,3 +241,10 @@ class StatusRequest(Request):
     """Ask what the engine does."""
 
     kind: ClassVar[Kind] = Kind.STATUS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ping(Request):
+    """Ask whether anybody is there: answered by whoever takes requests, before any engine."""
+
+    kind: ClassVar[Kind] = Kind.PING

@@ -30,22 +30,37 @@ LAYOUT = PoolLayout(
 )
 
 
+def greeting(*, features: int = 0) -> p.HelloFrame:
+    return hello(features=features, client=DIGEST, way="rings")
+
+
+def welcome(theirs: p.HelloFrame, *, features: int = 0, epoch: int = 1) -> p.WelcomeFrame:
+    return answer_hello(
+        theirs,
+        features=features,
+        epoch=epoch,
+        layer_groups=(1, 2, 4, 8),
+        engine_path="/run/devipc/engine-0.sock",
+        engine_instance=DIGEST,
+        device_uuid="GPU-1",
+        backend="host",
+        write_policy="write_through",
+    )
+
+
 def samples() -> dict[str, p.AnyFrame]:
     pool = {"pool": 3, "generation": 4}
     pages = b"".join(page.to_bytes(8, "little") for page in (1, 5, 7))
     keys = DIGEST + DIGEST[::-1] + bytes(16)
-    greeting = hello(features=5)
     error = ResourceExhausted("16 transfers are unfinished", code="busy", remedy="wait for one of them")
     frames: list[p.AnyFrame] = [
-        greeting,
-        answer_hello(greeting, features=3, epoch=2**62 + 1, layer_groups=(1, 2, 4, 8)),
+        greeting(features=5),
+        welcome(greeting(features=5), features=3, epoch=2**62 + 1),
         p.RegisterPoolFrame(
             op=1,
             **pool,
-            instance=DIGEST,
             device_uuid="GPU-1",
             layout=encode_layout(LAYOUT),
-            handles=(p.HandleForm(body=b"handle", fds=1),),
             namespace=DIGEST,
         ),
         p.BackupFrame(
@@ -54,19 +69,20 @@ def samples() -> dict[str, p.AnyFrame]:
             pages=pages,
             keys=keys,
             ready=p.Point(fence=1, n=2**40),
-            fence=2,
-            cancel=3,
+            slot=2,
             timeout_s=30.0,
             confirmed=True,
             partial=False,
         ),
-        p.RestoreFrame(op=3, **pool, pages=pages, keys=keys, ready=None, fence=2**32 - 1, timeout_s=0.5, partial=True),
+        p.RestoreFrame(op=3, **pool, pages=pages, keys=keys, ready=False, slot=2**32 - 1, timeout_s=0.5, partial=True),
         p.LookupFrame(op=4, **pool, keys=keys, lease_s=86400.0 * 365),
         p.PrefetchFrame(op=5, **pool, keys=b""),
         p.InvalidateFrame(op=6, **pool, keys=keys),
         p.FlushFrame(op=7, **pool),
         p.StatusFrame(op=2**63 - 1),
         p.UnregisterFrame(op=8, **pool),
+        p.PingFrame(op=10),
+        p.LeaveFrame(timeout_s=30.0),
         p.TellFrame(op=2, event=Event.CANCEL),
         p.AnswerFrame(op=2, event=Event.COMPLETED, results=bytes([1, 2, 6])),
         p.AnswerFrame(op=3, event=Event.REFUSED, results=bytes(3), error=encode_error(error)),
@@ -78,6 +94,7 @@ def samples() -> dict[str, p.AnyFrame]:
 def decoded(name: str, body: bytes) -> Struct:
     """Decode by the side that receives such a frame."""
     decode = {"HelloFrame": p.decode_hello, "WelcomeFrame": p.decode_welcome, "AnswerFrame": p.decode_answer}
+    decode["LeaveFrame"] = p.decode_leave
     return decode.get(name.split()[-1], p.decode_request)(body)
 
 

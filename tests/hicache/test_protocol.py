@@ -14,7 +14,7 @@ import pytest
 from devipc.errors import DevIPCError, HandleError, ProtocolError, ResourceExhausted, UsageError, WireError
 from devipc.hicache import codec
 from devipc.hicache import protocol as p
-from devipc.hicache.greeting import accept_welcome, answer_hello, hello
+from devipc.hicache.greeting import accept_welcome
 from devipc.hicache.operations import ANSWERS, REQUESTS, Event, Kind
 from devipc.hicache.requests import (
     Backup,
@@ -23,6 +23,7 @@ from devipc.hicache.requests import (
     Flush,
     Invalidate,
     Lookup,
+    Ping,
     Prefetch,
     ReadyPoint,
     RegisterPool,
@@ -32,7 +33,7 @@ from devipc.hicache.requests import (
     UnregisterPool,
 )
 from devipc.hicache.results import Answer
-from tests.hicache.frames import DIGEST, FOLDER, LAYOUT, decoded, samples
+from tests.hicache.frames import DIGEST, FOLDER, LAYOUT, decoded, greeting, samples, welcome
 from tests.hicache.resident import resident_nbytes
 
 SEED = 20261129
@@ -48,7 +49,7 @@ def test_what_goes_in_comes_out(name: str) -> None:
 def test_there_is_a_recorded_frame_of_every_kind() -> None:
     recorded = json.loads((FOLDER / "v1.json").read_text())
     kinds = {msgspec.msgpack.decode(bytes.fromhex(body))["type"] for body in recorded.values()}
-    assert kinds == {kind.value for kind in Kind} - {"release"} | {"hello", "welcome", "tell", "answer"}
+    assert kinds == {kind.value for kind in Kind} - {"release"} | {"hello", "welcome", "leave", "tell", "answer"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -75,7 +76,7 @@ def test_every_field_that_has_no_default_is_needed(name: str) -> None:
 
 
 REQUEST = {"op": 1, "pool": 1, "generation": 1}
-COPY = {**REQUEST, "pages": b"", "keys": b"", "ready": None, "fence": 0, "timeout_s": 1.0, "partial": False}
+COPY = {**REQUEST, "pages": b"", "keys": b"", "ready": True, "slot": 0, "timeout_s": 1.0, "partial": False}
 WRONG = {
     "no operation": {"type": "flush", **REQUEST, "op": 0},
     "operation beyond": {"type": "flush", **REQUEST, "op": 2**63},
@@ -95,8 +96,9 @@ WRONG = {
     "negative deadline": {"type": "restore", **COPY, "timeout_s": -1.0},
     "no number": {"type": "restore", **COPY, "timeout_s": math.nan},
     "endless": {"type": "lookup", **REQUEST, "keys": b"", "lease_s": math.inf},
-    "negative fence": {"type": "restore", **COPY, "fence": -1},
-    "fence beyond": {"type": "restore", **COPY, "fence": 2**32},
+    "negative slot": {"type": "restore", **COPY, "slot": -1},
+    "slot beyond": {"type": "restore", **COPY, "slot": 2**32},
+    "ready is nothing": {"type": "restore", **COPY, "ready": None},
     "ready at 0": {"type": "restore", **COPY, "ready": {"fence": 0, "n": 0}},
     "ready beyond": {"type": "restore", **COPY, "ready": {"fence": 0, "n": 2**62}},
     "ready with more": {"type": "restore", **COPY, "ready": {"fence": 0, "n": 1, "until": 2}},
@@ -128,12 +130,12 @@ def test_wrong_answers(what: str) -> None:
         p.decode_answer(msgspec.msgpack.encode(WRONG_ANSWERS[what]))
 
 
+DECODERS = (p.decode_request, p.decode_answer, p.decode_hello, p.decode_welcome, p.decode_leave)
 HOSTILE = {
     "nothing": b"",
     "array of 4 Gi entries": b"\xdd\xff\xff\xff\xff",
     "map of 4 Gi entries": b"\xdf\xff\xff\xff\xff",
     "bytes of 4 GiB": b"\x82\xa4type\xa8prefetch\xa4keys\xc6\xff\xff\xff\xff",
-    "handles of 4 Gi entries": b"\x82\xa4type\xadregister_pool\xa7handles\xdd\xff\xff\xff\xff",
     "deep nest": b"\x82\xa4type\xa6status\xa1x" + b"\x91" * 1_000_000,
     "deep maps": b"\x82\xa4type\xa6status\xa1x" + b"\x81\xa1x" * 1_000_000,
     "text that is not UTF-8": b"\x82\xa4type\xa6status\xa2\xff\xfe\x01",
@@ -146,7 +148,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_hostile_frames(what: str) -> None:
-    for decode in (p.decode_request, p.decode_answer, p.decode_hello, p.decode_welcome):
+    for decode in DECODERS:
         with pytest.raises(WireError):
             decode(HOSTILE[what])
 
@@ -159,7 +161,14 @@ def test_nothing_is_sent_that_would_be_refused() -> None:
     with pytest.raises(WireError):
         p.encode(p.TellFrame(op=1, event=Event.VISIBLE))
     most = {**COPY, "pages": bytes(8 * p.MAX_PAGES), "keys": bytes(16 * p.MAX_PAGES)}
-    p.encode(p.BackupFrame(**most, cancel=0, confirmed=True))  # type: ignore[arg-type]
+    p.encode(p.BackupFrame(**most, confirmed=True))  # type: ignore[arg-type]
+    shared = Shared()
+    keys = np.zeros((p.MAX_PAGES + 1, 16), np.uint8)
+    with pytest.raises(UsageError, match="in one operation"):
+        codec.frame_of(Prefetch(op=1, pool=1, generation=1, keys=keys), shared)
+    for request in every_request(shared):
+        frame = codec.frame_of(request, shared)
+        assert p.pack(frame) == p.encode(frame)
 
 
 def mutated(random: Random, seeds: list[bytes]) -> bytes:
@@ -188,7 +197,6 @@ def mutated(random: Random, seeds: list[bytes]) -> bytes:
 def test_100_000_malformed_frames() -> None:
     """Each is decoded by every side and, where it is a request after all, taken apart; only typed errors come out."""
     random, seeds = Random(SEED), [p.encode(frame) for frame in samples().values()]
-    decoders = (p.decode_request, p.decode_answer, p.decode_hello, p.decode_welcome)
     refused = accepted = before = 0
     named = Shared()
     for number in range(100_000):
@@ -196,7 +204,7 @@ def test_100_000_malformed_frames() -> None:
             before = resident_nbytes()
         body = random.randbytes(random.randrange(200)) if number % 4 == 0 else mutated(random, seeds)
         whole = False
-        for decode in decoders:
+        for decode in DECODERS:
             try:
                 frame = decode(body)
                 whole = True
@@ -204,10 +212,10 @@ def test_100_000_malformed_frames() -> None:
                 if isinstance(frame, p.AnswerFrame):
                     codec.answer_of(frame, who="peer")
                 elif isinstance(frame, p.HelloFrame):
-                    answer_hello(frame, features=1, epoch=1, layer_groups=(1,))
+                    welcome(frame, features=1)
                 elif isinstance(frame, p.WelcomeFrame):
                     accept_welcome(frame, features=1)
-                elif not isinstance(frame, p.TellFrame):
+                elif not isinstance(frame, p.TellFrame | p.LeaveFrame):
                     codec.request_of(frame, named)
             except (HandleError, ProtocolError):
                 pass
@@ -225,22 +233,24 @@ def test_100_000_malformed_frames() -> None:
     [(1, 1, 1), (1, 9999, 1), (0, 1, 1), (0, 0, 0), (2, 9999, 0), (9999, 9999, 0), (3, 1, 0)],
 )
 def test_versions(lowest: int, highest: int, version: int) -> None:
-    theirs = msgspec.structs.replace(hello(features=6), min_version=lowest, max_version=highest)
+    theirs = msgspec.structs.replace(greeting(features=6), min_version=lowest, max_version=highest)
     theirs = p.decode_hello(p.encode(theirs))
     if version:
-        welcome = answer_hello(theirs, features=3, epoch=7, layer_groups=(1,))
-        assert (welcome.version, welcome.features) == (version, 2)
-        accept_welcome(p.decode_welcome(p.encode(welcome)), features=6)
+        answer = welcome(theirs, features=3)
+        assert (answer.version, answer.features) == (version, 2)
+        accept_welcome(p.decode_welcome(p.encode(answer)), features=6)
         return
     with pytest.raises(ProtocolError) as caught:
-        answer_hello(theirs, features=3, epoch=7, layer_groups=(1,))
+        welcome(theirs, features=3)
     assert caught.value.code == "version"
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize("change", [{"magic": b"garbage!"}, {"magic": b""}, {"self_test": b"short"}])
-def test_greetings_of_another_protocol(change: dict[str, bytes]) -> None:
-    fields = msgspec.msgpack.decode(p.encode(hello(features=0)))
+@pytest.mark.parametrize(
+    "change", [{"magic": b"garbage!"}, {"magic": b""}, {"self_test": b"short"}, {"client": b""}, {"way": "x"}]
+)
+def test_greetings_of_another_protocol(change: dict[str, object]) -> None:
+    fields = msgspec.msgpack.decode(p.encode(greeting()))
     with pytest.raises(WireError):
         p.decode_hello(msgspec.msgpack.encode({**fields, **change}))
 
@@ -248,17 +258,16 @@ def test_greetings_of_another_protocol(change: dict[str, bytes]) -> None:
 def test_who_makes_other_keys_is_refused_by_both() -> None:
     for change in ({"self_test": bytes(16)}, {"key_version": 2}):
         with pytest.raises(ProtocolError, match="other page keys"):
-            answer_hello(msgspec.structs.replace(hello(features=0), **change), features=0, epoch=1, layer_groups=())
-        welcome = answer_hello(hello(features=0), features=0, epoch=1, layer_groups=())
+            welcome(msgspec.structs.replace(greeting(), **change))
         with pytest.raises(ProtocolError, match="other page keys"):
-            accept_welcome(msgspec.structs.replace(welcome, **change), features=0)
+            accept_welcome(msgspec.structs.replace(welcome(greeting()), **change), features=0)
 
 
 @pytest.mark.parametrize("change", [{"version": 2}, {"version": 0}, {"features": 4}])
 def test_what_was_not_offered_is_refused(change: dict[str, int]) -> None:
-    welcome = answer_hello(hello(features=3), features=3, epoch=1, layer_groups=())
+    answer = welcome(greeting(features=3), features=3)
     with pytest.raises(ProtocolError) as caught:
-        accept_welcome(msgspec.structs.replace(welcome, **change), features=3)
+        accept_welcome(msgspec.structs.replace(answer, **change), features=3)
     assert caught.value.code == "version"
 
 
@@ -268,23 +277,24 @@ def test_what_was_not_offered_is_refused(change: dict[str, int]) -> None:
 class Shared:
     """Both sides of the numbers: things of one client, by number."""
 
+    device_uuid = "GPU-1"
+
     def __init__(self) -> None:
         self.things: list[object] = [object() for _ in range(4)]
 
-    def ready(self, point: Any) -> Any:
+    def ready(self, point: Any, slot: int) -> Any:
         if isinstance(point, p.Point):
             return self._named(point.fence)
-        return None if point is None else p.Point(fence=self.things.index(point), n=1)
+        return point if isinstance(point, bool) else p.Point(fence=self.things.index(point), n=1)
 
-    def fence(self, fence: Any) -> Any:
-        return self._named(fence) if isinstance(fence, int) else self.things.index(fence)
+    def slot(self, fence: Any) -> int:
+        return self.things.index(fence)
 
-    cancel = fence
+    def fence(self, slot: int) -> Any:
+        return self._named(slot)
 
-    def memory(self, request: Any) -> Any:
-        if isinstance(request, p.RegisterPoolFrame):
-            return tuple(range(4096, 4096 + len(request.handles)))
-        return DIGEST, "GPU-1", tuple(p.HandleForm(body=b"", fds=0) for _ in request.addresses)
+    def cancel(self, slot: int) -> Any:
+        return self._named(slot + 1)
 
     def _named(self, number: int) -> object:
         if number >= len(self.things):
@@ -301,7 +311,7 @@ def every_request(shared: Shared) -> list[Request]:
     word, pool = cast(CancelWord, shared.things[3]), {"pool": 7, "generation": 9}
     copy = {"pages": PAGES, "keys": KEYS, "fence": fence, "timeout_s": 2.5, "partial": True}
     return [
-        RegisterPool(op=1, **pool, layout=LAYOUT, addresses=(4096,), namespace=DIGEST),
+        RegisterPool(op=1, **pool, layout=LAYOUT, addresses=(), namespace=DIGEST),
         Backup(op=2, **pool, **copy, ready=point, cancel=word, confirmed=False),  # type: ignore[arg-type]
         Restore(op=3, **pool, **copy, ready=point),  # type: ignore[arg-type]
         Lookup(op=4, **pool, keys=KEYS, lease_s=1.0),
@@ -310,6 +320,7 @@ def every_request(shared: Shared) -> list[Request]:
         Flush(op=7, **pool),
         UnregisterPool(op=8, **pool),
         StatusRequest(op=9),
+        Ping(op=10),
     ]
 
 
@@ -337,12 +348,11 @@ def test_numbers_that_stand_for_nothing_and_layouts_that_are_none() -> None:
     shared = Shared()
     register, backup = (codec.frame_of(request, shared) for request in every_request(shared)[:2])
     for frame in (
-        msgspec.structs.replace(backup, fence=9),
-        msgspec.structs.replace(backup, cancel=9),
+        msgspec.structs.replace(backup, slot=9),
+        msgspec.structs.replace(backup, slot=3),
         msgspec.structs.replace(backup, ready=p.Point(fence=9, n=1)),
         msgspec.structs.replace(register, layout=b"no layout"),
         msgspec.structs.replace(register, layout=register.layout + b"x"),  # type: ignore[union-attr]
-        msgspec.structs.replace(register, handles=()),
     ):
         with pytest.raises(HandleError):
             codec.request_of(p.decode_request(p.encode(frame)), shared)
