@@ -13,7 +13,14 @@ from devipc.errors import CapabilityError, DevIPCError, UsageError
 
 __all__ = ["group"]
 
-_COMMANDS = {"demo": "devipc.cli.demo", "backends": "devipc.cli.backends"}
+_COMMANDS = {
+    "backends": "devipc.cli.backends",
+    "demo": "devipc.cli.demo",
+    "env": "devipc.cli.env",
+    "explain": "devipc.cli.explain",
+    "matrix": "devipc.cli.matrix",
+    "probe": "devipc.cli.probe",
+}
 
 
 class _LazyGroup(click.Group):
@@ -54,5 +61,6 @@ def _exit_code(error: DevIPCError) -> int:
 def group() -> None:
     """Share accelerator memory between processes, and know when work on it is done.
 
-    Exit codes: 0 success, 1 something failed, 2 wrong usage, 3 no usable backend or device, 130 interrupted.
+    Exit codes: 0 success, 1 something failed, 2 wrong usage, 3 no usable backend or device, 4 the probe
+    itself failed, 130 interrupted.
     """

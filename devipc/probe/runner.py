@@ -20,7 +20,7 @@ from devipc.probe.report import BackendRow, Report, Requirement, Row
 from devipc.registry import backend_names, check_backend_in_child, quarantined
 from devipc.types import DeviceInfo
 
-__all__ = ["DEFAULT_TIMEOUT_S", "Checks", "Progress", "list_backends", "pick_devices", "run_probe"]
+__all__ = ["DEFAULT_TIMEOUT_S", "Checks", "Progress", "list_backends", "pick_devices", "run_probe", "silent"]
 
 DEFAULT_TIMEOUT_S = 20.0
 """Seconds that one check may take."""
@@ -31,8 +31,8 @@ Progress = Callable[[str, int, int], None]
 """Called with (what is done now, how many are done, how many there are) on the calling thread."""
 
 
-def _silent(what: str, done: int, total: int) -> None:
-    pass
+def silent(what: str, done: int, total: int) -> None:
+    """Tell nobody."""
 
 
 def run_probe(
@@ -41,7 +41,7 @@ def run_probe(
     devices: Sequence[str] = (),
     requirements: Sequence[Requirement] = DEFAULT_REQUIREMENTS,
     timeout_s: float = DEFAULT_TIMEOUT_S,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> Report:
     """Probe devices and return what was found. Blocks for seconds; leaves no process behind, also when interrupted.
 
@@ -77,7 +77,7 @@ def run_probe(
 
 
 def list_backends(
-    backend: str | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S, progress: Progress = _silent
+    backend: str | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S, progress: Progress = silent
 ) -> list[BackendRow]:
     """Load each backend in a child and list its devices; those that cannot be loaded get their row too."""
     names = [backend] if backend is not None else backend_names()
@@ -128,8 +128,11 @@ class Checks:
         self.facts: dict[str, str] = {}
         """What the backend says its behaviour depends on."""
 
-    def open(self) -> Row:
-        """Open the device in both processes and compare: the check ``identity``."""
+    def open(self, *, same: bool = True) -> Row:
+        """Open the device in both processes and compare: the check ``identity``.
+
+        With ``same`` False the two are different devices and only have to open.
+        """
         started = time.monotonic()
         answer = self._order("claims")
         if "capability" in answer:
@@ -137,7 +140,8 @@ class Checks:
         else:
             self.exporter, self.importer = answer["exporter"], answer["importer"]
             self.facts = {redact(key): redact(value) for key, value in answer["facts"].items()}
-            capability = _same_device(self.exporter, self.importer)
+            opened = Capability.yes("each opened by its process")
+            capability = _same_device(self.exporter, self.importer) if same else opened
         return self._row("identity", capability, None, started)
 
     def run(self, check: str, claim: Capability | None) -> Row:
@@ -164,6 +168,7 @@ class Checks:
         if not capability:
             self.close()
         duration_s = time.monotonic() - started
+        claim = _private(claim) if claim is not None else None
         return Row(
             check,
             self._exporter.backend,
