@@ -146,7 +146,7 @@ class _Run:
             outcomes = [self._judge_error(known, one) for one in error.exceptions]
             reason = "; ".join(dict.fromkeys(outcome.reason for outcome in outcomes))
             return Outcome(max((outcome.result for outcome in outcomes), key=lambda result: result.rank), reason)
-        text = str(error).strip() or type(error).__name__
+        text = "\n".join([str(error).strip() or type(error).__name__, *getattr(error, "__notes__", ())])
         if isinstance(error, pytest.skip.Exception | Unavailable):
             return self._judge_skip(known, text)
         if isinstance(error, pytest.fail.Exception) or is_backends_fault(error, self._suite.package):
