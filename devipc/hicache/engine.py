@@ -1,7 +1,7 @@
 """The transfer engine of one device: clients' requests become operations, and those are moved by two lanes.
 
-Owns the lanes, the registration of the host tier with the device, and what each client has open. It knows no socket
-and no wire: whoever carries requests calls a :class:`Session`, and gets the answers back through one.
+Owns the lanes, and what each client has open. It knows no socket and no wire: whoever carries requests calls a
+:class:`Session`, and gets the answers back through one. Nor does it know who moves the bytes: it is handed a carrier.
 """
 
 from __future__ import annotations
@@ -13,17 +13,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from devipc.completion.half import need_transfer
 from devipc.deadline import deadline_after, remaining
-from devipc.errors import ClosedError, CompletionTimeout, DevIPCError, UsageError
-from devipc.hicache.arena import CHUNK_NBYTES, HostArena, Pinned
+from devipc.errors import ClosedError, CompletionTimeout, DeviceLostError, DevIPCError, UsageError
+from devipc.hicache.arena import CHUNK_NBYTES
+from devipc.hicache.copies import Carrier, Copies
 from devipc.hicache.hosttier import HostTier
 from devipc.hicache.lane import Lane
-from devipc.hicache.mover import BouncedMover, Mover, PinnedMover
-from devipc.hicache.planner import LAYER_GROUPS
+from devipc.hicache.planner import LAYER_GROUPS, Direction
 from devipc.hicache.requests import Answers
 from devipc.hicache.session import Session
-from devipc.interfaces.backend import Device
 
 __all__ = ["Engine", "EngineConfig"]
 
@@ -89,10 +87,9 @@ class Engine:
 
     Parameters
     ----------
-    device : Device
-        Whose memory is backed up; stays the caller's, and open.
-    arena : HostArena
-        The tier's memory; stays the caller's, and mapped, until :meth:`close` has returned.
+    carrier : Carrier
+        Moves the bytes; owned, also when this raises. Memory that it reaches stays mapped until :meth:`close` has
+        returned.
     tier : HostTier
         The tier; used by no other engine at the same time.
     config : EngineConfig
@@ -100,64 +97,44 @@ class Engine:
 
     Raises
     ------
-    CapabilityError, ResourceExhausted
-        When the device has no streams, or host memory cannot be registered as demanded.
+    ResourceExhausted
+        When no thread is to be had.
     """
 
-    def __init__(self, device: Device, arena: HostArena, tier: HostTier, config: EngineConfig) -> None:
-        self.device = device
-        self.transfer = need_transfer(device)
+    def __init__(self, carrier: Carrier, tier: HostTier, config: EngineConfig) -> None:
+        self.carrier = carrier
         self.tier = tier
         self.config = config
         self.lost: DevIPCError | None = None
         self._lock = threading.Lock()
         self._sessions: list[Session] = []
         self._closing = False
-        self.pinned = Pinned(
-            arena,
-            self.transfer,
-            chunk_nbytes=config.chunk_nbytes,
-            required=config.pin_required,
-            bounce_nbytes=config.bounce_nbytes,
-        )
-        if not self.pinned.pinned:
-            tier.extent_pages = 1  # a page at a time goes through the buffer
+        # Through the buffer of a tier that is not pinned, pages go one at a time.
+        tier.extent_pages = 1 if carrier.unpinned_reason else config.extent_pages
+        copies = [carrier.copies(direction) for direction in (Direction.RESTORE, Direction.BACKUP)]
         lanes: list[Lane] = []
         try:
-            lanes.append(self._lane("restore", priority=-1))
-            lanes.append(self._lane("backup", priority=0))
+            for name, one in zip(("restore", "backup"), copies, strict=True):
+                lanes.append(self._lane(name, one))
         except BaseException:
             for lane in lanes:
                 lane.stop(timeout_s=5.0)
-            self.pinned.close()
+            for one in copies[len(lanes) + 1 :]:  # a lane that could not be made has closed its own
+                one.close()
+            carrier.close()
             raise
         self.restores, self.backups = lanes
         self.restores.chores = self._expire
-        for lane in lanes:
-            lane.mover = self.mover = self._mover(arena, lane)
         tier.on_room = self.backups.wake
 
-    def _lane(self, name: str, *, priority: int) -> Lane:
+    def _lane(self, name: str, copies: Copies) -> Lane:
         return Lane(
             name,
-            self.transfer,
-            priority=priority,
+            copies,
             max_flying=self.config.max_flying,
             max_flying_nbytes=self.config.max_flying_nbytes,
             lost=lambda: self.lost,
             lose=self.lose,
-        )
-
-    def _mover(self, arena: HostArena, lane: Lane) -> Mover:
-        if self.pinned.bounce is None:
-            return PinnedMover(self.transfer, arena, groups=self.config.layer_groups)
-        return BouncedMover(
-            self.transfer,
-            arena,
-            self.pinned.bounce,
-            lane.markers,
-            stopped=lambda: lane.stopping,
-            groups=self.config.layer_groups,
         )
 
     # --- clients -----------------------------------------------------------------------------------------------------
@@ -191,9 +168,14 @@ class Engine:
     # --- the device --------------------------------------------------------------------------------------------------
 
     def lose(self, error: DevIPCError) -> None:
-        """End everything that is open, and refuse what comes: nothing moves any more. The first cause stays."""
+        """End everything that is open, and refuse what comes. The first cause stays.
+
+        Copies that are in flight are waited for, unless it is a :class:`~devipc.errors.DeviceLostError`, also as a
+        second cause: then nothing moves any more.
+        """
         with self._lock:
-            if self.lost is not None:
+            second = isinstance(error, DeviceLostError) and not isinstance(self.lost, DeviceLostError)
+            if self.lost is not None and not second:
                 return
             self.lost = error
         _log.error("the cache engine ends: %s", error)
@@ -220,10 +202,10 @@ class Engine:
         now = time.monotonic()
         ops = [op for session in sessions for op in session.open_ops()]
         return {
-            "device": self.device.info.uuid,
+            "device": self.carrier.device_uuid,
             "lost": str(self.lost) if self.lost else "",
-            "pinned": self.pinned.pinned,
-            "unpinned_reason": self.pinned.reason,
+            "pinned": not self.carrier.unpinned_reason,
+            "unpinned_reason": self.carrier.unpinned_reason,
             "clients": len(sessions),
             "operations": dict(Counter(f"{op.kind.value}:{op.state}" for op in ops)),
             "oldest_s": max((now - op.began for op in ops), default=0.0),
@@ -261,7 +243,7 @@ class Engine:
                 code="stalled_stream",
                 remedy="find out what the stream waits for; its memory stays mapped until it goes on",
             )
-        self.pinned.close()
+        self.carrier.close()
         self.tier.on_room = lambda: None
         for session in sessions:
             self.detach(session)

@@ -1,4 +1,4 @@
-"""One direction of an engine: a stream, a thread, and the operations that wait for either.
+"""One direction of an engine: its copies, a thread, and the operations that wait for either.
 
 Owns the order in which operations are looked at and how long the thread sleeps. What an operation does next is its
 own business; all of its steps are taken on this thread. A direction that stands still keeps no other back.
@@ -15,12 +15,12 @@ from typing import Protocol, TypeVar
 
 from devipc.deadline import no_thread
 from devipc.errors import DevIPCError
-from devipc.hicache.mover import MarkerPool, Mover
-from devipc.interfaces.transfer import DeviceTransfer, Marker, Stream
+from devipc.hicache.copies import Copies
 
 __all__ = ["Lane", "Work"]
 
 _FIRST_PAUSE_S, _FLYING_PAUSE_S, _WAITING_PAUSE_S = 20e-6, 0.2e-3, 1e-3
+_DEADLINES_PAUSE_S = 10e-3
 T = TypeVar("T")
 _log = logging.getLogger("devipc.hicache")
 
@@ -49,12 +49,10 @@ class Lane:
     ----------
     name : str
         For the thread's name.
-    transfer : DeviceTransfer
-        The device's.
-    priority : int
-        Of the stream; a lower number runs first.
+    copies : Copies
+        Moves the pages; owned, also when this raises.
     max_flying, max_flying_nbytes : int
-        Operations, and their bytes, that may be on the stream at a time; the rest waits here, where it can still be
+        Operations, and their bytes, that may be in flight at a time; the rest waits here, where it can still be
         cancelled.
     lost : callable
         Returns the error that ended the device, or None.
@@ -70,18 +68,15 @@ class Lane:
     def __init__(
         self,
         name: str,
-        transfer: DeviceTransfer,
+        copies: Copies,
         *,
-        priority: int,
         max_flying: int,
         max_flying_nbytes: int,
         lost: Callable[[], DevIPCError | None],
         lose: Callable[[DevIPCError], None],
     ) -> None:
-        self.transfer = transfer
-        self.stream: Stream = transfer.create_stream(priority=priority)
-        self.markers = MarkerPool(transfer)
-        self.mover: Mover  # set by the engine before the first operation
+        self.copies = copies
+        copies.wake = self.wake
         self.lose = lose
         self.blocked = False  # an operation waits for room: those behind it must not overtake
         self.moved_nbytes = 0
@@ -98,7 +93,7 @@ class Lane:
         try:
             self._thread.start()
         except RuntimeError as error:
-            transfer.destroy_stream(self.stream)
+            copies.close()
             raise no_thread("move pages", error) from error
 
     # --- for everybody -----------------------------------------------------------------------------------------------
@@ -121,7 +116,7 @@ class Lane:
 
     @property
     def flying(self) -> int:
-        """Operations on the stream."""
+        """Operations in flight."""
         return self._flying
 
     @property
@@ -130,7 +125,7 @@ class Lane:
         return self._stopping
 
     def stop(self, *, timeout_s: float) -> bool:
-        """End the thread, and give the stream back, once all work has ended. False when that took too long."""
+        """End the thread, and close the copies, once all work has ended. False when that took too long."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -142,31 +137,24 @@ class Lane:
             stopped, self._stopped = self._stopped, True
         if stopped:
             return True
-        self.markers.close()
-        try:
-            self.transfer.destroy_stream(self.stream)
-        except DevIPCError as error:
-            _log.warning("while an engine was closed: %s", error)
+        self.copies.close()
         return True
 
     # --- for the operations, on the lane's thread --------------------------------------------------------------------
 
     def takes(self, nbytes: int) -> bool:
-        """Return True when so many bytes may go on the stream now; the first operation always may."""
+        """Return True when so many bytes may be moved now; the first operation always may."""
         if not self._flying:
             return True
         return self._flying < self._max_flying and self._flying_nbytes + nbytes <= self._max_flying_nbytes
 
-    def mark(self, nbytes: int) -> Marker:
-        """Return a marker behind everything that an operation of ``nbytes`` put on the stream."""
-        marker = self.markers.record(self.stream)
+    def took_off(self, nbytes: int) -> None:
+        """Count an operation whose copies were started."""
         self._flying += 1
         self._flying_nbytes += nbytes
-        return marker
 
-    def landed(self, marker: Marker, nbytes: int) -> None:
-        """Take the marker of an operation back whose copies are done."""
-        self.markers.give_back(marker)
+    def landed(self, nbytes: int) -> None:
+        """Count an operation whose copies are over."""
         self._flying -= 1
         self._flying_nbytes -= nbytes
         self.moved_nbytes += nbytes
@@ -193,6 +181,8 @@ class Lane:
 
     def _sleep_s(self, pause: float, due: float | None) -> float | None:
         """How long to sleep when nobody wakes us: devices wake nobody, so we look."""
+        if self._work and self.copies.wakes:
+            return _DEADLINES_PAUSE_S
         if self._work:
             return min(pause, _FLYING_PAUSE_S if self._flying else _WAITING_PAUSE_S)
         return None if due is None else max(0.0, due - time.monotonic())

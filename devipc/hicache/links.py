@@ -10,14 +10,14 @@ from typing import Protocol
 
 from devipc.hicache.index import IndexReader
 from devipc.hicache.operations import Event
-from devipc.hicache.requests import Answers, CompletionFence, ReadyPoint, Request
+from devipc.hicache.requests import Answers, ReadyPoint, Request, SignalledFence
 from devipc.hicache.ticket import WaitFence
 from devipc.interfaces.transfer import Stream
 
 __all__ = ["EngineLink", "LinkFence"]
 
 
-class LinkFence(CompletionFence, WaitFence, Protocol):
+class LinkFence(SignalledFence, WaitFence, Protocol):
     """A completion fence of one operation: the end that is sent along, and the one that stays."""
 
 

@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from devipc.deadline import bounded, deadline_after, remaining
 from devipc.errors import BoundsError, CompletionTimeout, FencePoisoned, UsageError
@@ -19,12 +19,15 @@ from devipc.hicache.arena import HostArena
 from devipc.hicache.engine import Engine, EngineConfig
 from devipc.hicache.hosttier import HostTier
 from devipc.hicache.index import IndexReader, IndexWriter
+from devipc.hicache.lane import Lane
+from devipc.hicache.localcopies import LocalCarrier
 from devipc.hicache.mover import MarkerPool
 from devipc.hicache.operations import Event
+from devipc.hicache.planner import Direction
 from devipc.hicache.requests import Answers, Request
 from devipc.hicache.session import Session
 from devipc.interfaces.backend import Device
-from devipc.interfaces.transfer import Marker, Stream
+from devipc.interfaces.transfer import DeviceTransfer, Marker, Stream
 from devipc.types import PoisonReason
 
 __all__ = ["LocalEngine", "LocalFence", "LocalLink", "LocalReady"]
@@ -35,9 +38,9 @@ _LONGEST_PAUSE_S = 1e-3
 class LocalFence:
     """A timeline whose values stand for markers. Fulfils both ends of a completion fence."""
 
-    def __init__(self, markers: MarkerPool, engine: Engine) -> None:
+    def __init__(self, markers: MarkerPool, transfer: DeviceTransfer) -> None:
         self._markers = markers
-        self._transfer = engine.transfer
+        self._transfer = transfer
         self._changed = threading.Condition()
         self._values: list[int] = []
         self._recorded: list[Marker] = []
@@ -47,7 +50,7 @@ class LocalFence:
     # --- the engine's end ---
 
     def signal(self, stream: Stream, n: int) -> None:
-        """See :class:`~devipc.hicache.requests.CompletionFence`."""
+        """See :class:`~devipc.hicache.requests.SignalledFence`."""
         marker = self._markers.record(stream)
         with self._changed:
             self._values.append(n)
@@ -122,9 +125,9 @@ class LocalReady:
 
     _marker: Marker | None = None  # also of one whose making was interrupted
 
-    def __init__(self, markers: MarkerPool, engine: Engine, stream: Stream) -> None:
+    def __init__(self, markers: MarkerPool, transfer: DeviceTransfer, stream: Stream) -> None:
         self._markers = markers
-        self._transfer = engine.transfer
+        self._transfer = transfer
         self._lock = threading.Lock()
         if self._transfer.is_capturing(stream):  # the marker would belong to the graph, and seem to be reached
             raise UsageError(
@@ -176,12 +179,23 @@ class LocalEngine:
                 slab_nbytes=config.slab_nbytes,
                 extent_pages=config.extent_pages,
             )
-            self.engine = Engine(device, self._arena, self.tier, config)
+            self.carrier = LocalCarrier(
+                device,
+                self._arena,
+                chunk_nbytes=config.chunk_nbytes,
+                pin_required=config.pin_required,
+                bounce_nbytes=config.bounce_nbytes,
+                groups=config.layer_groups,
+            )
+            self.engine = Engine(self.carrier, self.tier, config)
         except BaseException:
             self.index.close()
             self._arena.close()
             raise
-        self.markers = MarkerPool(self.engine.transfer)
+        for lane, direction in ((self.engine.backups, Direction.BACKUP), (self.engine.restores, Direction.RESTORE)):
+            self.carrier.copies(direction).stopped = _stopping(lane)
+        self.carrier.lose = self.engine.lose
+        self.markers = MarkerPool(self.carrier.transfer)
         self._pid = os.getpid()
         self._closing = threading.RLock()  # no memory goes while another thread gives it back
 
@@ -207,6 +221,10 @@ class LocalEngine:
 
     def __exit__(self, *details: object) -> None:
         self.close()
+
+
+def _stopping(lane: Lane) -> Callable[[], bool]:
+    return lambda: lane.stopping
 
 
 class LocalLink:
@@ -248,7 +266,7 @@ class LocalLink:
 
     def reach(self, exports: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
         """See :class:`~devipc.hicache.links.EngineLink`: in this process the addresses are the caller's own."""
-        memory = self._engine.device.memory
+        memory = self._local.carrier.device.memory
         for ptr, nbytes in exports if memory is not None else ():
             assert memory is not None
             found = memory.describe(ptr)
@@ -262,11 +280,11 @@ class LocalLink:
 
     def ready(self, stream: Stream) -> LocalReady:
         """See :class:`~devipc.hicache.links.EngineLink`."""
-        return LocalReady(self._local.markers, self._engine, stream)
+        return LocalReady(self._local.markers, self._local.carrier.transfer, stream)
 
     def fence(self) -> LocalFence:
         """See :class:`~devipc.hicache.links.EngineLink`."""
-        return LocalFence(self._local.markers, self._engine)
+        return LocalFence(self._local.markers, self._local.carrier.transfer)
 
     def submit(self, request: Request) -> None:
         """See :class:`~devipc.hicache.links.EngineLink`."""

@@ -1,4 +1,4 @@
-"""A registered pool, on the engine's side: its plan maker, its namespace, and who uses it.
+"""A registered pool, on the engine's side: its geometry, its namespace, and who uses it.
 
 Owns the refusal of pages and requests that do not belong to it, before anything is planned.
 """
@@ -12,7 +12,7 @@ import numpy as np
 from devipc.errors import BoundsError, StaleError, UsageError
 from devipc.hicache.hosttier import HostTier
 from devipc.hicache.keys import KEY_NBYTES
-from devipc.hicache.planner import Planner
+from devipc.hicache.layout import PoolLayout
 from devipc.hicache.requests import Keys, PageIds
 
 __all__ = ["Pool", "page_names"]
@@ -34,21 +34,23 @@ class Pool:
     ----------
     number, generation : int
         The client's.
-    planner : Planner
-        Plans for it.
+    layout : PoolLayout
+        Its geometry.
+    opened : object
+        The pool as whoever moves its pages knows it.
     namespace : bytes
         Digest, 16 bytes.
     """
 
-    def __init__(self, number: int, generation: int, planner: Planner, namespace: bytes) -> None:
+    def __init__(self, number: int, generation: int, layout: PoolLayout, opened: object, namespace: bytes) -> None:
         if len(namespace) != KEY_NBYTES:
             raise UsageError(f"namespace of {len(namespace)} bytes", remedy="pass Namespace.digest()")
         self.number = number
         self.generation = generation
-        self.planner = planner
-        self.layout = planner.layout
+        self.layout = layout
+        self.opened = opened
         self.namespace = namespace
-        self.block_nbytes = HostTier.block_of(planner.page_nbytes)
+        self.block_nbytes = HostTier.block_of(layout.page_nbytes)
         self.users = 0  # operations that have not ended; the session counts
         self._lock = threading.Lock()
         self._claimed = np.zeros(self.layout.page_count, np.bool_)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from devipc.errors import CapabilityError, ClosedError, DevIPCError, ResourceExhausted, StaleError, UsageError
+from devipc.hicache.copies import OpenedPool
 from devipc.hicache.engineop import EngineOp
 from devipc.hicache.operations import Event, Kind
 from devipc.hicache.pools import Pool
@@ -79,6 +80,7 @@ class Session:
         self._lock = threading.RLock()  # of what is below; admission and the steps of short operations run under it
         self._idle = threading.Condition(self._lock)
         self._pools: dict[int, Pool] = {}
+        self._opening: set[int] = set()
         self._leaving: dict[int, _ShortOp] = {}  # by pool: its UNREGISTER, which waits for the users
         self._ops: dict[int, EngineOp] = {}
         self._transfers = 0
@@ -183,36 +185,62 @@ class Session:
 
     def _register(self, operation: _ShortOp, request: Request) -> None:
         assert isinstance(request, RegisterPool)
-        if request.pool in self._pools or len(self._pools) >= MAX_POOLS:
+        taken = len(self._pools) + len(self._opening)
+        if request.pool in self._pools or request.pool in self._opening or taken >= MAX_POOLS:
             raise UsageError(
                 f"pool {request.pool} is registered, or {MAX_POOLS} are",
                 code="pools",
                 remedy="unregister pools that are no longer used, and count their numbers up",
             )
-        planner = self._engine.mover.planner(request.layout, request.addresses)
-        pool = Pool(request.pool, request.generation, planner, request.namespace)
-        if not self._tier.capacity(pool.block_nbytes):
+        page_nbytes = request.layout.page_nbytes
+        if not self._tier.capacity(self._tier.block_of(page_nbytes)):
             raise ResourceExhausted(
-                f"a page has {planner.page_nbytes} bytes, no slab of the host tier holds one",
+                f"a page has {page_nbytes} bytes, no slab of the host tier holds one",
                 code="too_large",
                 retryable=False,
                 remedy="give the host tier larger slabs (slab_nbytes), and more memory",
             )
-        self._pools[request.pool] = pool
-        advice: list[object] = [
-            {"code": one.code, "message": one.message, "remedy": one.remedy} for one in request.layout.advice()
-        ]
-        operation.say(Event.FINISH, Answer(detail={"advice": advice}))
+        self._opening.add(request.pool)
+        self._engine.carrier.open_pool(self.owner, request, lambda found: self._opened(operation, request, found))
+
+    def _opened(self, operation: _ShortOp, request: RegisterPool, found: OpenedPool | DevIPCError) -> None:
+        """Take a pool that the carrier has opened, perhaps long after; on any thread."""
+        with self._lock:
+            self._opening.discard(request.pool)
+            pool: Pool | None = None
+            try:
+                if isinstance(found, DevIPCError):
+                    raise found
+                self._refuse_when_over(request)
+                pool = Pool(request.pool, request.generation, request.layout, found, request.namespace)
+            except DevIPCError as error:
+                if not isinstance(found, DevIPCError):
+                    self._engine.carrier.close_pool(found)
+                if not operation.ended:  # nobody asks any more after the client's end
+                    operation.say(Event.REFUSE, Answer(error=error))
+                return
+            self._pools[request.pool] = pool
+            advice: list[object] = [
+                {"code": one.code, "message": one.message, "remedy": one.remedy} for one in request.layout.advice()
+            ]
+            operation.say(Event.FINISH, Answer(detail={"advice": advice}))
 
     def _unregister(self, operation: _ShortOp, request: Request) -> None:
         assert isinstance(request, UnregisterPool)
         pool = self._pool(request)
         del self._pools[pool.number]
         operation.step(Event.ADMIT)
-        if pool.users:
-            self._leaving[id(pool)] = operation
-        else:
-            operation.step(Event.DRAINED)
+        self._leaving[id(pool)] = operation
+        self._left(pool)
+
+    def _left(self, pool: Pool) -> None:
+        """Let a pool go that is not registered any more, once it has no users."""
+        if pool.users or self._pools.get(pool.number) is pool:
+            return
+        self._engine.carrier.close_pool(pool.opened)
+        leaving = self._leaving.pop(id(pool), None)
+        if leaving is not None:
+            leaving.step(Event.DRAINED)
 
     def _lookup(self, operation: _ShortOp, request: Request) -> None:
         assert isinstance(request, Lookup)
@@ -272,7 +300,10 @@ class Session:
         """The client is dying or leaves: nothing more is begun, leases end, and what moves is drained."""
         with self._lock:
             self._dying = True
+            pools = list(self._pools.values())
             self._pools.clear()
+            for pool in pools:
+                self._left(pool)
             operations = list(self._ops.values())
             for operation in operations:
                 if isinstance(operation, _ShortOp) and operation.allows(Event.CLIENT_DYING):
@@ -300,14 +331,10 @@ class Session:
     def _ended(self, operation: EngineOp) -> None:
         with self._lock:
             self._ops.pop(operation.op, None)
-            leaving = None
             if operation.kind in _TRANSFERS:
                 self._transfers -= 1
                 pool = operation.pool  # type: ignore[attr-defined]
                 pool.users -= 1
-                if not pool.users:
-                    leaving = self._leaving.pop(id(pool), None)
-            if leaving is not None:
-                leaving.step(Event.DRAINED)
+                self._left(pool)
             if not self._ops:
                 self._idle.notify_all()

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from devipc.errors import CompletionTimeout, DeviceLostError, DevIPCError, ResourceExhausted
+from devipc.hicache.copies import Job
 from devipc.hicache.engineop import EngineOp, Tell
 from devipc.hicache.hosttier import HostTier
 from devipc.hicache.lane import Lane
@@ -22,7 +23,6 @@ from devipc.hicache.pools import Pool
 from devipc.hicache.records import Places, Reservation
 from devipc.hicache.requests import Backup, CompletionFence, ReadyPoint, Restore
 from devipc.hicache.results import Answer, PageResult, Results
-from devipc.interfaces.transfer import Marker
 from devipc.types import PoisonReason
 
 __all__ = ["BackupOp", "RestoreOp"]
@@ -61,10 +61,9 @@ class _TransferOp(EngineOp, ABC):
         self._lane = lane
         self._deadline = self.began + request.timeout_s
         self._timeout_s = request.timeout_s
-        self._marker: Marker | None = None
+        self._job: Job | None = None
         self._nbytes = 0
         self._released = False
-        self._broken = False
 
     # --- what is told ---
 
@@ -137,7 +136,8 @@ class _TransferOp(EngineOp, ABC):
             return
         self.step(Event.FENCE_READY)
         self._nbytes = nbytes
-        self._submit(moving, places)
+        self._job = self._lane.copies.start(self.pool, self.direction, self.pages[moving], places, self.fence)
+        self._lane.took_off(nbytes)
 
     def _time_out(self, doing: str) -> None:
         """Begin the end, or end, because the deadline passed."""
@@ -147,51 +147,21 @@ class _TransferOp(EngineOp, ABC):
         )
         self.step(Event.DEADLINE)
 
-    def _submit(self, moving: npt.NDArray[np.bool_], places: Places) -> None:
-        lane, stream = self._lane, self._lane.stream
-        try:
-            if len(places.offset):
-                lane.mover.move(
-                    self.pool.planner,
-                    self.direction,
-                    self.pages[moving],
-                    places,
-                    stream,
-                    lambda group: self.fence.signal(stream, group + 1),
-                )
-            else:
-                self.fence.signal(stream, 1)
-        except DevIPCError as error:
-            self.error, self._broken = error, True
-        except BaseException as error:
-            self.error, self._broken = _defect(error), True
-            raise
-        finally:
-            self._mark()
-
-    def _mark(self) -> None:
-        """Mark the end of the copies; behind a failure too: what was put on the stream before it may still run."""
-        try:
-            self._marker = self._lane.mark(self._nbytes)
-        except DevIPCError as error:  # tried again as long as the device is there
-            self._lose(error)
-
     def _look(self, now: float) -> None:
         if self.state in _COPYING and now >= self._deadline:
             self._time_out("copying; it ends when the stream lets go of its pages")
-        if self._marker is None:
-            self._mark()
-        if self._marker is None:
+        if self._job is None:  # a defect, which has ended the engine
             return
         try:
-            if not self._lane.transfer.query_marker(self._marker):
+            if not self._job.poll():
                 return
         except DevIPCError as error:  # whether the copies are done is not known, so the pages stay in use
             self._lose(error)
             return
-        self._lane.landed(self._marker, self._nbytes)
-        self._marker = None
-        if self._broken:
+        failed, self._job = self._job.error, None
+        self._lane.landed(self._nbytes)
+        if failed is not None:
+            self.error = self.error or failed
             self.copies_failed()
         else:
             self._released = True
@@ -199,7 +169,7 @@ class _TransferOp(EngineOp, ABC):
         if self.state in _DRAINING:
             self.step(Event.DRAINED)
         else:
-            self.step(Event.COPY_FAILED if self._broken else Event.COPIED)
+            self.step(Event.COPIED if failed is None else Event.COPY_FAILED)
             self.settle()
 
     def _lose(self, error: DevIPCError) -> None:
@@ -232,10 +202,6 @@ class _TransferOp(EngineOp, ABC):
             self.fence.settle()
         else:
             self.fence.poison(_POISON.get(Status(self.state), PoisonReason.CANCELLED))
-
-
-def _defect(error: BaseException) -> DevIPCError:
-    return DevIPCError(f"{type(error).__name__}: {error}", code="defect", remedy="report it")
 
 
 def _own_trouble(error: BaseException) -> DevIPCError:

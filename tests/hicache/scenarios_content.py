@@ -14,6 +14,7 @@ from devipc.errors import (
 )
 from devipc.hicache.api import UNFENCED
 from devipc.hicache.operations import Event, Status
+from devipc.hicache.planner import Direction
 from devipc.hicache.results import PageResult
 from devipc.interfaces.backend import Device
 from tests.hicache.scenario import done, refused, scenario
@@ -114,7 +115,7 @@ def layers_arrive_group_by_group(device: Device) -> None:
         memory.poison(pages)
         lane: Any = it.engine.restores
         # A marker of ours in front of everything, which the restore's copies then run behind.
-        it.gate.stall(lane.stream)
+        it.stall(lane)
         ticket = client.restore(handle, keys, pages, ready=stream)
         assert ticket.reached(Event.ADMITTED, TIMEOUT_S)
         assert ticket.hit.all()
@@ -127,7 +128,7 @@ def layers_arrive_group_by_group(device: Device) -> None:
         it.transfer.copy(stream, out._registration.device_ptr, ptr, nbytes)
         assert not fence.query(layer=0)
         assert ticket.status is None
-        it.gate.resume(lane.stream)
+        it.resume(lane)
         fence.synchronize(layer=0, timeout_s=TIMEOUT_S)
         fence.synchronize(timeout_s=TIMEOUT_S)
         it.transfer.synchronize_stream(stream)
@@ -214,7 +215,7 @@ def nothing_is_published_before_its_restores_are_confirmed(device: Device) -> No
         done(client.backup(handle, [1, 2], keys, ready=UNFENCED))
         lane: Any = it.engine.restores
         for good in (True, False):
-            it.gate.stall(lane.stream)
+            it.stall(lane)
             restore = client.restore(handle, keys, [10, 11], ready=stream)
             until(lambda: lane.flying == 1)
             chosen = later[:2] if good else later[2:]
@@ -224,7 +225,7 @@ def nothing_is_published_before_its_restores_are_confirmed(device: Device) -> No
             assert client.match(handle, chosen) == 0
             if not good:
                 restore.cancel()
-            it.gate.resume(lane.stream)
+            it.resume(lane)
             outcome = backup.wait(TIMEOUT_S)
             assert restore.wait(TIMEOUT_S).status is (Status.COMPLETED if good else Status.CANCELLED)
             assert outcome.status is (Status.COMPLETED if good else Status.DISCARDED)
@@ -333,4 +334,4 @@ def two_page_sizes_share_the_tier(device: Device) -> None:
 
 
 def _marker_pools(it: World) -> list[Any]:
-    return [it.local.markers, it.engine.restores.markers, it.engine.backups.markers]
+    return [it.local.markers, *(it.local.carrier.copies(direction).markers for direction in Direction)]

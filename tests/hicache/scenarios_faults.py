@@ -78,7 +78,7 @@ def one_direction_stands_still_and_the_other_goes_on(device: Device) -> None:
         handle, foreign = it.register(client, memory), it.register(other, memory)
         keys = filled(it, client, memory, handle, 4)
         lane: Any = it.engine.backups
-        it.gate.stall(lane.stream)
+        it.stall(lane)
         stuck = client.backup(handle, [7], it.keys(handle, 1, seed=1), ready=UNFENCED, timeout_s=0.1)
         until(lambda: lane.flying == 1)
         for _ in range(50):
@@ -90,7 +90,7 @@ def one_direction_stands_still_and_the_other_goes_on(device: Device) -> None:
         given_up = client.backup(handle, [8], it.keys(handle, 1, seed=2), ready=UNFENCED)
         assert given_up.cancel()
         assert given_up.status is Status.CANCELLED
-        it.gate.resume(lane.stream)
+        it.resume(lane)
         outcome = stuck.wait(TIMEOUT_S)
         assert outcome.status is Status.TIMED_OUT
         assert isinstance(outcome.error, CompletionTimeout)
@@ -103,13 +103,13 @@ def leaving_with_a_copy_that_hangs_is_refused_until_it_ends(device: Device) -> N
         memory, client = it.attention_pool(), it.client()
         handle = it.register(client, memory)
         lane: Any = it.engine.backups
-        it.gate.stall(lane.stream)
+        it.stall(lane)
         ticket = client.backup(handle, [1], it.keys(handle, 1), ready=UNFENCED)
         until(lambda: lane.flying == 1)
         for close in (lambda: client.close(timeout_s=0.1), lambda: it.local.close(0.1)):
             refused(close, CompletionTimeout, "stalled_stream")
         assert ticket.status is Status.CANCELLED
-        it.gate.resume(lane.stream)
+        it.resume(lane)
         client.close(timeout_s=TIMEOUT_S)
 
 
@@ -202,7 +202,8 @@ def a_defect_ends_the_engine_and_leaves_nobody_waiting(device: Device) -> None:
             client.backup(handle, [3], it.keys(handle, 1, seed=3), ready=stream),
             client.restore(handle, keys, [4], ready=stream),
         ]
-        mover: Any = it.engine.backups.mover
+        lane: Any = it.engine.backups
+        mover: Any = lane.copies.mover
         mover.move = lambda *_arguments: 1 // 0
         broken = client.backup(handle, [2], it.keys(handle, 1, seed=2), ready=UNFENCED)
         outcomes = [ticket.wait(TIMEOUT_S) for ticket in (broken, *waiting)]
@@ -223,13 +224,13 @@ def a_cancel_word_is_read_before_anything_is_published(device: Device) -> None:
         handle = it.register(client, memory)
         keys, lane = it.keys(handle, 1), it.engine.backups
         memory.fill([1], keys)
-        it.gate.stall(lane.stream)
+        it.stall(lane)
         ticket = client.backup(handle, [1], keys, ready=UNFENCED)
         until(lambda: lane.flying == 1)
         word: Any = ticket._cancel
         word.set()
         memory.poison([1])
-        it.gate.resume(lane.stream)
+        it.resume(lane)
         until(lambda: client.link.record.engine_ends[ticket.op] == 1)
         assert Event.VISIBLE not in client.link.record.told[ticket.op]
         assert client.match(handle, keys) == 0
@@ -245,31 +246,31 @@ def a_defect_leaves_pages_to_their_copies_until_these_are_over(device: Device) -
         handle = it.register(client, memory)
         keys = filled(it, client, memory, handle, 8)
         lane: Any = it.engine.restores
-        it.gate.stall(lane.stream)
+        it.stall(lane)
         running = client.restore(handle, keys[:4], [10, 11, 12, 13], ready=UNFENCED)
         until(lambda: lane.flying == 1)
-        move, record = lane.mover.move, lane.markers.record
+        move, record = lane.copies.mover.move, lane.copies.markers.record
 
         def unrecorded(_stream: Any) -> Any:
             raise DriverError("the driver refused a marker", remedy="none: it was asked to")
 
         def broken(*arguments: Any) -> None:
             move(*arguments)
-            lane.markers.record = unrecorded
+            lane.copies.markers.record = unrecorded
             raise ZeroDivisionError
 
-        lane.mover.move = broken
+        lane.copies.mover.move = broken
         half_done = client.restore(handle, keys[4:], [14, 15, 16, 17], ready=UNFENCED)
         until(lambda: it.engine.lost is not None)
         for ticket in (running, half_done):
             with pytest.raises(CompletionTimeout):
                 ticket.wait(0.05)
-        it.gate.resume(lane.stream)
+        it.resume(lane)
         assert running.wait(TIMEOUT_S).status is Status.COMPLETED
         memory.check([10, 11, 12, 13], keys[:4])
         with pytest.raises(CompletionTimeout):
             half_done.wait(0.02)
-        lane.markers.record = record
+        lane.copies.markers.record = record
         outcome = half_done.wait(TIMEOUT_S)
         assert outcome.status is Status.FAILED
         assert outcome.error is not None

@@ -34,7 +34,7 @@ def a_paused_restore_keeps_its_pages_while_others_are_evicted(device: Device) ->
         assert it.tier.capacity(PAGE) == 8
         keys = filled(it, client, memory, handle, 4)
         lane: Any = it.engine.restores
-        it.gate.stall(lane.stream)
+        it.stall(lane)
         restore = client.restore(handle, keys, [10, 11, 12, 13], ready=UNFENCED)
         until(lambda: lane.flying == 1)
         for number in range(1000):
@@ -44,7 +44,7 @@ def a_paused_restore_keeps_its_pages_while_others_are_evicted(device: Device) ->
         status: Any = it.tier.status()
         assert status["evicted"] == 1000 - 4
         assert status["pages"] == 8
-        it.gate.resume(lane.stream)
+        it.resume(lane)
         done(restore)
         memory.check([10, 11, 12, 13], keys)
 
@@ -56,7 +56,7 @@ def reservations_are_all_or_nothing(device: Device) -> None:
         memory, client = it.attention_pool(**SHAPE, pages=60), it.client()
         handle = it.register(client, memory)
         lane: Any = it.engine.backups
-        it.gate.stall(lane.stream)
+        it.stall(lane)
         tickets = [
             client.backup(handle, range(3 * n + 1, 3 * n + 4), it.keys(handle, 3, seed=n), ready=UNFENCED)
             for n in range(16)
@@ -64,7 +64,7 @@ def reservations_are_all_or_nothing(device: Device) -> None:
         until(lambda: lane.flying == 1)
         time.sleep(0.05)
         assert lane.flying == 1  # the second has not taken the one page that is left
-        it.gate.resume(lane.stream)
+        it.resume(lane)
         assert {result for ticket in tickets for result in done(ticket)} == {PageResult.STORED}
         never = client.backup(handle, range(1, 6), it.keys(handle, 5, seed=99), ready=UNFENCED)
         error = never.wait(0).error
@@ -152,7 +152,7 @@ def a_flush_drops_what_is_on_its_way(device: Device) -> None:
         done(other.backup(stranger, [1], it.keys(stranger, 1), ready=UNFENCED))
         lanes: Any = (it.engine.backups, it.engine.restores)
         for lane in lanes:
-            it.gate.stall(lane.stream)
+            it.stall(lane)
         chosen = [it.keys(handle, 1, seed=number) for number in range(1, 91)]
         backups = [client.backup(handle, [n], key, ready=UNFENCED) for n, key in enumerate(chosen, 1)]
         restores = [client.restore(handle, keys, range(91 + n, 120, 7)[:4], ready=UNFENCED) for n in range(7)]
@@ -162,7 +162,7 @@ def a_flush_drops_what_is_on_its_way(device: Device) -> None:
         fresh = it.keys(handle, 1, seed=500)
         after = client.backup(handle, [100], fresh, ready=UNFENCED)
         for lane in lanes:
-            it.gate.resume(lane.stream)
+            it.resume(lane)
         assert {result for ticket in backups for result in done(ticket)} == {PageResult.DROPPED}
         assert {result for ticket in restores for result in done(ticket)} == {PageResult.RESTORED}
         assert done(after) == [PageResult.STORED]
@@ -198,7 +198,7 @@ def what_is_not_on_the_stream_yet_can_be_taken_back(device: Device) -> None:
         handle = it.register(client, memory)
         keys = filled(it, client, memory, handle, 1)
         lane: Any = it.engine.restores
-        it.gate.stall(lane.stream)
+        it.stall(lane)
         tickets = [client.restore(handle, keys, [page], ready=UNFENCED) for page in range(2, 12)]
         until(lambda: lane.flying == 2)
         time.sleep(0.02)
@@ -207,7 +207,7 @@ def what_is_not_on_the_stream_yet_can_be_taken_back(device: Device) -> None:
             ticket.cancel()
             assert ticket.wait(TIMEOUT_S).status is Status.CANCELLED
         assert tickets[0].status is tickets[1].status is None
-        it.gate.resume(lane.stream)
+        it.resume(lane)
         done(tickets[0])
         done(tickets[1])
         assert memory.load()[memory.where[5]].tolist() != memory.content(keys[0]).tolist()

@@ -99,7 +99,7 @@ def a_page_belongs_to_its_restore_until_that_ends(device: Device) -> None:
         memory.fill([1, 2, 3], keys)
         done(client.backup(handle, [1, 2, 3], keys, ready=UNFENCED))
         lane: Any = it.engine.restores
-        it.gate.stall(lane.stream)
+        it.stall(lane)
         ticket = client.restore(handle, keys, [5, 6, 7], ready=UNFENCED)
         until(lambda: lane.flying == 1)
         assert ticket.cancel()
@@ -108,7 +108,7 @@ def a_page_belongs_to_its_restore_until_that_ends(device: Device) -> None:
         again = client.restore(handle, keys[:1], [6], ready=UNFENCED).wait(TIMEOUT_S)
         assert again.error is not None
         assert again.error.code == "page_busy"
-        it.gate.resume(lane.stream)
+        it.resume(lane)
         assert ticket.wait(TIMEOUT_S).status is Status.CANCELLED
         assert set(done(client.restore(handle, keys[:1], [6], ready=UNFENCED))) == {PageResult.RESTORED}
         memory.check([6], keys[:1])
@@ -146,13 +146,13 @@ def a_pool_is_let_go_when_nothing_uses_it(device: Device) -> None:
         memory, client = it.attention_pool(), it.client()
         handle = it.register(client, memory)
         lane: Any = it.engine.backups
-        it.gate.stall(lane.stream)
+        it.stall(lane)
         ticket = client.backup(handle, [1], it.keys(handle, 1), ready=UNFENCED)
         until(lambda: lane.flying == 1)
         refused(lambda: client.unregister(handle, timeout_s=0.05), CompletionTimeout, "timeout")
         late = client.backup(handle, [2], it.keys(handle, 1, seed=2), ready=UNFENCED)
         assert late.wait(TIMEOUT_S).status is Status.REFUSED
-        it.gate.resume(lane.stream)
+        it.resume(lane)
         client.unregister(handle, timeout_s=TIMEOUT_S)
         assert set(done(ticket)) == {PageResult.STORED}
 

@@ -30,7 +30,7 @@ def lose_with_work_everywhere(device: Device, lose: Callable[[], None]) -> World
     it.transfer.copy(stream, memory.built.exports[0][0], memory.built.exports[0][0], 1)
     lanes: Any = (it.engine.backups, it.engine.restores)
     for lane in lanes:
-        it.gate.stall(lane.stream)
+        it.stall(lane)
     tickets = [
         client.backup(handle, [6], it.keys(handle, 1, seed=6), ready=UNFENCED),
         client.restore(handle, keys[:2], [10, 11], ready=UNFENCED),
@@ -93,7 +93,7 @@ def test_a_device_that_is_lost_after_a_defect() -> None:
     handle = it.register(client, memory)
     keys = filled(it, client, memory, handle, 2)
     lane: Any = it.engine.restores
-    it.gate.stall(lane.stream)
+    it.stall(lane)
     running = client.restore(handle, keys, [10, 11], ready=UNFENCED)
     until(lambda: lane.flying == 1)
     it.engine.lose(DevIPCError("a defect", code="defect", remedy="report it"))

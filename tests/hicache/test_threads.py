@@ -84,7 +84,7 @@ def test_threads_that_close_at_once(device: Device) -> None:
 
 def test_closing_an_engine_that_another_thread_closes_is_over_in_time(device: Device) -> None:
     local = LocalEngine(device, SMALL)
-    local.engine.pinned.close, close = lambda: time.sleep(0.3), local.engine.pinned.close  # type: ignore[method-assign]
+    local.carrier.pinned.close, close = lambda: time.sleep(0.3), local.carrier.pinned.close  # type: ignore[method-assign]
     thread = threading.Thread(target=lambda: local.close(TIMEOUT_S))
     thread.start()
     until(lambda: local.engine.restores._stopped and local.engine.backups._stopped)
@@ -100,7 +100,7 @@ def test_a_callback_needs_a_thread_before_the_operation_ends(device: Device) -> 
         handle = it.register(client, memory)
         client.backup(handle, [1], it.keys(handle, 1), ready=UNFENCED).wait(TIMEOUT_S)
         lane: Any = it.engine.backups
-        it.gate.stall(lane.stream)
+        it.stall(lane)
         ticket = client.backup(handle, [2], it.keys(handle, 1, seed=2), ready=UNFENCED)
         with no_thread_to_be_had():
             with pytest.raises(ResourceExhausted) as caught:
@@ -121,7 +121,7 @@ def test_what_a_callback_or_a_hook_raises_is_its_own_trouble(device: Device) -> 
             raise SystemExit
 
         lane: Any = it.engine.backups
-        it.gate.stall(lane.stream)
+        it.stall(lane)
         ticket = client.backup(handle, [1], it.keys(handle, 1), ready=UNFENCED)
         ticket.add_hook(leave)
         ticket.add_hook(lambda: seen.append("hook"))

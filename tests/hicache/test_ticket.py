@@ -51,7 +51,7 @@ class Setting:
 
     def held(self) -> Ticket:
         lane: Any = self.it.engine.restores
-        self.it.gate.stall(lane.stream)
+        self.it.stall(lane)
         ticket = self.client.restore(self.handle, self.keys, [10, 11, 12, 13], ready=UNFENCED)
         until(lambda: lane.flying == 1)
         return ticket
@@ -188,7 +188,7 @@ def test_one_ready_point_serves_many(it: World, setting: Setting) -> None:
 
 def test_what_a_caller_changes_later_does_not_matter(it: World, setting: Setting) -> None:
     lane: Any = it.engine.backups
-    it.gate.stall(lane.stream)
+    it.stall(lane)
     blocker = setting.client.backup(setting.handle, [20], it.keys(setting.handle, 1, seed=9), ready=UNFENCED)
     pages, keys = np.array([5, 6]), it.keys(setting.handle, 2, seed=3).copy()
     wanted = keys.copy()

@@ -254,6 +254,13 @@ class World:
         self.clients.append(made)
         return made
 
+    def stall(self, lane: Any) -> None:
+        """Hold the copies of one direction back."""
+        self.gate.stall(lane.copies.stream)
+
+    def resume(self, lane: Any) -> None:
+        self.gate.resume(lane.copies.stream)
+
     def stream(self) -> Any:
         made = self.transfer.create_stream()
         self.streams.append(made)

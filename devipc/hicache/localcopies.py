@@ -1,0 +1,217 @@
+"""Copies in this process: a stream and its markers for each direction, and the arena's registration.
+
+Owns what the driver holds for an engine: streams, markers, registered host memory. It knows neither an operation nor
+how a client is told. The engine process is built on it as well.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from devipc.completion.half import need_transfer
+from devipc.errors import DevIPCError
+from devipc.hicache.arena import CHUNK_NBYTES, HostArena, Pinned
+from devipc.hicache.copies import OpenedPool, Opener
+from devipc.hicache.mover import BouncedMover, MarkerPool, Mover, PinnedMover
+from devipc.hicache.planner import LAYER_GROUPS, Direction, Planner
+from devipc.hicache.pools import Pool
+from devipc.hicache.records import Places
+from devipc.hicache.requests import CompletionFence, PageIds, RegisterPool, SignalledFence
+from devipc.interfaces.backend import Device
+from devipc.interfaces.transfer import DeviceTransfer, Marker, Stream
+
+__all__ = ["LocalCarrier", "LocalCopies", "LocalJob"]
+
+_PRIORITY = {Direction.RESTORE: -1, Direction.BACKUP: 0}  # a lower number runs first
+_log = logging.getLogger("devipc.hicache")
+
+
+class LocalJob:
+    """Copies on a stream, and the marker behind them. Fulfils :class:`~devipc.hicache.copies.Job`; one thread."""
+
+    def __init__(self, copies: LocalCopies) -> None:
+        self.error: DevIPCError | None = None
+        self._copies = copies
+        self._marker: Marker | None = None
+        self._done = False
+
+    def mark(self) -> None:
+        """Mark the end of the copies; behind a failure too: what was put on the stream before it may still run."""
+        self._marker = self._copies.markers.record(self._copies.stream)
+
+    def poll(self) -> bool:
+        """See :class:`~devipc.hicache.copies.Job`."""
+        if self._done:
+            return True
+        if self._marker is None:
+            self.mark()
+        assert self._marker is not None
+        if not self._copies.transfer.query_marker(self._marker):
+            return False
+        self._copies.markers.give_back(self._marker)
+        self._marker, self._done = None, True
+        return True
+
+
+class LocalCopies:
+    """One direction. Fulfils :class:`~devipc.hicache.copies.Copies`.
+
+    Parameters
+    ----------
+    transfer : DeviceTransfer
+        The device's.
+    direction : Direction
+        Decides the stream's priority.
+    lose : callable
+        Told of a defect, which must end the engine.
+    """
+
+    wakes = False
+
+    def __init__(self, transfer: DeviceTransfer, direction: Direction, lose: Callable[[DevIPCError], None]) -> None:
+        self.transfer = transfer
+        self.stream: Stream = transfer.create_stream(priority=_PRIORITY[direction])
+        self.markers = MarkerPool(transfer)
+        self.mover: Mover  # set by the carrier before the first job
+        self.wake: Callable[[], None] = lambda: None
+        self.stopped: Callable[[], bool] = lambda: (
+            False
+        )  # True when a stream that stands still must not keep a buffered copy waiting
+        self._lose = lose
+
+    def start(
+        self, pool: Pool, direction: Direction, pages: PageIds, places: Places, fence: CompletionFence
+    ) -> LocalJob:
+        """See :class:`~devipc.hicache.copies.Copies`."""
+        assert isinstance(pool.opened, Planner)
+        return self.move(pool.opened, direction, pages, places, fence)  # type: ignore[arg-type]
+
+    def move(
+        self, planner: Planner, direction: Direction, pages: PageIds, places: Places, fence: SignalledFence
+    ) -> LocalJob:
+        """As :meth:`start`, for a pool whose planner is at hand."""
+        job = LocalJob(self)
+        try:
+            if len(places.offset):
+                self.mover.move(
+                    planner,
+                    direction,
+                    pages,
+                    places,
+                    self.stream,
+                    lambda group: fence.signal(self.stream, group + 1),
+                )
+            else:
+                fence.signal(self.stream, 1)
+        except DevIPCError as error:
+            job.error = error
+        except BaseException as error:
+            _log.exception("a defect of the cache engine, which ends it")
+            job.error = DevIPCError(f"{type(error).__name__}: {error}", code="defect", remedy="report it")
+            self._lose(job.error)
+        try:
+            job.mark()
+        except DevIPCError as error:  # poll() tries it again as long as the device is there, and says what is wrong
+            _log.debug("copies were not marked yet: %s", error)
+        return job
+
+    def close(self) -> None:
+        """See :class:`~devipc.hicache.copies.Copies`."""
+        self.markers.close()
+        try:
+            self.transfer.destroy_stream(self.stream)
+        except DevIPCError as error:
+            _log.warning("while an engine was closed: %s", error)
+
+
+class LocalCarrier:
+    """Both directions, in this process. Fulfils :class:`~devipc.hicache.copies.Carrier`.
+
+    Parameters
+    ----------
+    device : Device
+        Stays the caller's, and open.
+    arena : HostArena
+        Stays the caller's, and mapped, until :meth:`close` has returned.
+    chunk_nbytes, pin_required, bounce_nbytes, groups
+        As :class:`~devipc.hicache.engine.EngineConfig` has them.
+
+    Raises
+    ------
+    CapabilityError, ResourceExhausted
+        When the device has no streams, or host memory cannot be registered as demanded.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        arena: HostArena,
+        *,
+        chunk_nbytes: int = CHUNK_NBYTES,
+        pin_required: bool = False,
+        bounce_nbytes: int = 32 * 2**20,
+        groups: Sequence[int] = LAYER_GROUPS,
+    ) -> None:
+        self.device = device
+        self.transfer = need_transfer(device)
+        self.lose: Callable[[DevIPCError], None] = lambda error: None  # set by whoever has to know of a defect
+        self.pinned = Pinned(
+            arena, self.transfer, chunk_nbytes=chunk_nbytes, required=pin_required, bounce_nbytes=bounce_nbytes
+        )
+        self._groups = groups
+        self._arena = arena
+        self._copies: dict[Direction, LocalCopies] = {}
+        try:
+            for direction in (Direction.RESTORE, Direction.BACKUP):
+                self._copies[direction] = LocalCopies(self.transfer, direction, lambda error: self.lose(error))
+        except BaseException:
+            for copies in self._copies.values():
+                copies.close()
+            self.pinned.close()
+            raise
+        for copies in self._copies.values():
+            copies.mover = self._mover(copies)
+
+    def _mover(self, copies: LocalCopies) -> Mover:
+        if self.pinned.bounce is None:
+            return PinnedMover(self.transfer, self._arena, groups=self._groups)
+        return BouncedMover(
+            self.transfer,
+            self._arena,
+            self.pinned.bounce,
+            copies.markers,
+            stopped=lambda: copies.stopped(),
+            groups=self._groups,
+        )
+
+    @property
+    def device_uuid(self) -> str:
+        """See :class:`~devipc.hicache.copies.Carrier`."""
+        return self.device.info.uuid
+
+    @property
+    def unpinned_reason(self) -> str:
+        """See :class:`~devipc.hicache.copies.Carrier`."""
+        return self.pinned.reason
+
+    def copies(self, direction: Direction) -> LocalCopies:
+        """See :class:`~devipc.hicache.copies.Carrier`."""
+        return self._copies[direction]
+
+    def open_pool(self, owner: bytes, request: RegisterPool, done: Opener) -> None:
+        """See :class:`~devipc.hicache.copies.Carrier`; answers at once."""
+        try:
+            opened: OpenedPool | DevIPCError = self._copies[Direction.BACKUP].mover.planner(
+                request.layout, request.addresses
+            )
+        except DevIPCError as error:
+            opened = error
+        done(opened)
+
+    def close_pool(self, opened: OpenedPool) -> None:
+        """See :class:`~devipc.hicache.copies.Carrier`: the addresses are the client's own."""
+
+    def close(self) -> None:
+        """See :class:`~devipc.hicache.copies.Carrier`."""
+        self.pinned.close()
