@@ -1,0 +1,111 @@
+"""The pulse of an engine process: words by which another process tells a stuck driver call from an idle thread.
+
+Owns the layout of one page of shared memory, with one writer: the engine. It knows nothing of what threads do.
+
+Word 0 is counted up every tenth of a second by a thread that does nothing else: it stands still when the process is
+stopped, or a driver call keeps the interpreter. Then one word for each watched thread: 0 while it waits for work, else
+the monotonic nanoseconds at which it went to the driver. Both processes read one clock: they share a kernel, and the
+engine is the supervisor's child.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from devipc.hicache.ring import check_machine
+from devipc.memfd import PAGE_NBYTES, SharedMap, create_memfd, validate_memfd
+
+__all__ = ["THREADS", "Pulse", "PulseReader"]
+
+THREADS = ("backup", "restore", "watch", "control")
+"""Who is watched."""
+
+_BEAT_S = 0.1
+_FIRST = 8  # a line of its own
+
+
+class Pulse:
+    """The engine's end. Any thread; each watched thread writes its own word."""
+
+    def __init__(self) -> None:
+        check_machine()
+        self._fd = create_memfd("devipc-pulse", PAGE_NBYTES)
+        self._map = SharedMap(self._fd, PAGE_NBYTES)
+        self._words = self._map.view.cast("Q")
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="devipc-pulse", daemon=True)
+        self._thread.start()
+
+    def fileno(self) -> int:
+        """Return the descriptor for the reader; it stays this object's."""
+        return self._fd
+
+    def busy(self, thread: str) -> None:
+        """Say that ``thread`` goes to the driver now, or is still getting on there."""
+        self._words[_FIRST + THREADS.index(thread)] = time.monotonic_ns()
+
+    def idle(self, thread: str) -> None:
+        """Say that ``thread`` is back."""
+        self._words[_FIRST + THREADS.index(thread)] = 0
+
+    def _beat(self) -> None:
+        while not self._stopping.wait(_BEAT_S):
+            self._words[0] += 1
+
+    def close(self) -> None:
+        """Stop beating, and unmap. Only when no watched thread runs any more."""
+        self._stopping.set()
+        self._thread.join()
+        self._words.release()
+        self._map.close()
+        os.close(self._fd)
+
+
+class PulseReader:
+    """The supervisor's end. Any thread.
+
+    Parameters
+    ----------
+    fd : int
+        What :meth:`Pulse.fileno` returned; owned, also when this raises, and closed.
+
+    Raises
+    ------
+    HandleError
+        When it is no such memory.
+    """
+
+    def __init__(self, fd: int) -> None:
+        try:
+            validate_memfd(fd, min_nbytes=PAGE_NBYTES)
+            self._map = SharedMap(fd, PAGE_NBYTES, writable=False)
+        finally:
+            os.close(fd)
+        self._words = self._map.view.cast("Q")
+        self._lock = threading.Lock()
+        self._beats, self._seen = self._words[0], time.monotonic()
+
+    def stuck(self) -> dict[str, float]:
+        """Return for how many seconds each thread has been in the driver, and ``process`` since the last beat.
+
+        The last is as exact as this is asked often. Empty once it is closed.
+        """
+        now = time.monotonic()
+        with self._lock:
+            if self._map.closed:
+                return {}
+            if self._words[0] != self._beats:
+                self._beats, self._seen = self._words[0], now
+            since = {name: self._words[_FIRST + at] for at, name in enumerate(THREADS)}
+            silent_s = now - self._seen
+        found = {name: max(0.0, now - began / 1e9) for name, began in since.items() if began}
+        return {**found, "process": silent_s}
+
+    def close(self) -> None:
+        """Unmap. Calling it again does nothing."""
+        with self._lock:
+            if not self._map.closed:
+                self._words.release()
+                self._map.close()
