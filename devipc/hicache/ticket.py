@@ -16,13 +16,14 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from devipc.deadline import bounded
+from devipc.deadline import bounded, deadline_after
 from devipc.errors import CompletionTimeout, DevIPCError, UsageError
 from devipc.hicache.operations import ANSWERS, Event, Kind, Side, Status, step, table_of
 from devipc.hicache.results import Answer, Outcome, PageResult, Results, fresh
+from devipc.hicache.waiting import Wait, Waiters, park, wake
 from devipc.interfaces.transfer import Stream
 
-__all__ = ["CancelFlag", "OperationFence", "Ticket", "WaitFence"]
+__all__ = ["CancelFlag", "ClientWord", "OperationFence", "Ticket", "WaitFence"]
 
 _log = logging.getLogger("devipc.hicache")
 _PAGES_BACK = "the pages of an operation are its own until it has a status; wait again"
@@ -41,6 +42,14 @@ class WaitFence(Protocol):
 
     def wait(self, stream: Stream, n: int, *, timeout_s: float = 0.0) -> None:
         """Let later work on ``stream`` run once ``n`` is reached."""
+        ...
+
+
+class ClientWord(Protocol):
+    """The client's end of a cancel word."""
+
+    def set(self) -> None:
+        """Give up. Never undone."""
         ...
 
 
@@ -123,8 +132,10 @@ class Ticket:
         page_count: int,
         tell: Callable[[int, Event], None],
         defer: Callable[[Callable[[], None]], Callable[[], None]],
+        wait: Wait = park,
+        attend: Callable[[], None] = lambda: None,
         fence: OperationFence | None = None,
-        cancel: CancelFlag | None = None,
+        cancel: ClientWord | None = None,
     ) -> None:
         self.op = op
         self.kind = kind
@@ -135,7 +146,10 @@ class Ticket:
         self._tell = tell
         self._defer = defer
         self._cancel = cancel
-        self._changed = threading.Condition()
+        self._wait = wait
+        self._attend = attend
+        self._lock = threading.RLock()
+        self._waiters: Waiters = []
         self._told: dict[Event, Answer] = {}
         self._results: Results = np.full(page_count, PageResult.NOT_DONE, np.uint8)
         self._error: DevIPCError | None = None
@@ -158,7 +172,7 @@ class Ticket:
     @property
     def results(self) -> Results:
         """What is known of each page, uint8 ``(n,)`` of :class:`PageResult`; a copy."""
-        with self._changed:
+        with self._lock:
             return self._results.copy()
 
     @property
@@ -181,12 +195,18 @@ class Ticket:
         CompletionTimeout
             When the time is over: the operation goes on, and so does its claim on its pages.
         """
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._state in self._terminal, bounded(timeout_s)):
-                raise CompletionTimeout(
-                    f"{self.kind.value} {self.op} is {self._state} after {timeout_s:g} s", remedy=_PAGES_BACK
-                )
+        if not self._until(self._has_ended, timeout_s):
+            raise CompletionTimeout(
+                f"{self.kind.value} {self.op} is {self._state} after {timeout_s:g} s", remedy=_PAGES_BACK
+            )
+        with self._lock:
             return Outcome(Status(self._state), self._results.copy(), self._error)
+
+    def _has_ended(self) -> bool:
+        return self._state in self._terminal
+
+    def _until(self, done: Callable[[], bool], timeout_s: float) -> bool:
+        return done() or self._wait(done, self._waiters, deadline_after(bounded(timeout_s)))
 
     def result(self, timeout_s: float) -> Results:
         """Return the result of each page as soon as the operation is completed.
@@ -219,14 +239,12 @@ class Ticket:
         CompletionTimeout
             When neither happened in time.
         """
-        with self._changed:
-            if not self._changed.wait_for(
-                lambda: event in self._told or self._state in self._terminal, bounded(timeout_s)
-            ):
-                raise CompletionTimeout(
-                    f"{self.kind.value} {self.op} is {self._state}, not {event.value}, after {timeout_s:g} s",
-                    remedy=_PAGES_BACK,
-                )
+        if not self._until(lambda: event in self._told or self._has_ended(), timeout_s):
+            raise CompletionTimeout(
+                f"{self.kind.value} {self.op} is {self._state}, not {event.value}, after {timeout_s:g} s",
+                remedy=_PAGES_BACK,
+            )
+        with self._lock:
             return event in self._told
 
     def add_callback(self, callback: Callable[[Ticket], None]) -> None:
@@ -238,6 +256,7 @@ class Ticket:
             When that thread cannot be started.
         """
         self.add_hook(self._defer(lambda: callback(self)))
+        self._attend()
 
     def __await__(self) -> Generator[object, None, Outcome]:
         """Await the outcome. A task that is cancelled stops waiting; the operation goes on."""
@@ -247,23 +266,24 @@ class Ticket:
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
 
-        def wake() -> None:
+        def tell() -> None:
             try:
                 loop.call_soon_threadsafe(done.set)
             except RuntimeError:  # the loop was closed: nobody waits
                 return
 
-        self.add_hook(wake)
+        self.add_hook(tell)
+        self._attend()
         try:
             await done.wait()
         finally:
-            with self._changed, contextlib.suppress(ValueError):
-                self._hooks.remove(wake)
+            with self._lock, contextlib.suppress(ValueError):
+                self._hooks.remove(tell)
         return self.wait(0.0)
 
     def add_hook(self, hook: Callable[[], None]) -> None:
         """Call ``hook`` once there is a status, at once or on the thread that brings it. It must not block."""
-        with self._changed:
+        with self._lock:
             if self._state not in self._terminal:
                 self._hooks.append(hook)
                 return
@@ -291,13 +311,14 @@ class Ticket:
 
     def happen(self, event: Event) -> bool:
         """Take a step that this side decides; False when the table does not allow it now."""
-        with self._changed:
+        with self._lock:
             if (self._state, event) not in self._table.transitions:
                 return False
             tells, hooks = self._step(event)
             if tells is not None and self._outbox is not None:
                 self._outbox.append(tells)
                 tells = None
+            wake(self._waiters)
         # Without the lock: whoever carries it may answer on this very thread.
         if tells is not None:
             self._tell(self.op, tells)
@@ -308,13 +329,13 @@ class Ticket:
 
     def confirmed_with_request(self) -> None:
         """Note that the request itself says that nothing needs to be confirmed."""
-        with self._changed:
+        with self._lock:
             self._step(Event.CONFIRM_FENCES)
 
     def submitted(self) -> None:
         """Note that the engine knows the operation; what was to be told meanwhile is told now."""
         while True:
-            with self._changed:
+            with self._lock:
                 if not self._outbox:
                     self._outbox = None
                     return
@@ -323,7 +344,7 @@ class Ticket:
 
     def take(self, event: Event, answer: Answer) -> None:
         """Take what the engine tells. What comes after the status, or after it was seen dying, changes nothing."""
-        with self._changed:
+        with self._lock:
             if self._state in self._terminal or self._state == "quarantined" or event not in ANSWERS:
                 return
             _, hooks = self._step(event)
@@ -332,6 +353,7 @@ class Ticket:
                 self._results = answer.results
             self._error = answer.error or self._error
             self._detail = answer.detail or self._detail
+            wake(self._waiters)  # last: whoever looks finds all of it
         _run(hooks)
 
     def _step(self, event: Event) -> tuple[Event | None, list[Callable[[], None]]]:
@@ -341,7 +363,6 @@ class Ticket:
         hooks: list[Callable[[], None]] = []
         if self._state in self._terminal:
             hooks, self._hooks = self._hooks, []
-        self._changed.notify_all()
         return following.tells, hooks
 
     def __repr__(self) -> str:
