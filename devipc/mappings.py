@@ -10,25 +10,24 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
-from devipc.deadline import call_with_deadline, deadline_after, remaining
+from devipc.deadline import deadline_after, remaining
 from devipc.errors import (
     ClosedError,
     CompletionTimeout,
     DevIPCError,
-    DriverError,
     HandleError,
-    ResourceExhausted,
     StaleError,
     UsageError,
 )
 from devipc.interfaces.memory import DeviceMemoryIPC
-from devipc.types import ExportedExtent, OpenedExtent
+from devipc.opening import open_extents
+from devipc.types import OpenedExtent
 from devipc.wire import MemoryHandle
 
-__all__ = ["LocalExports", "Mapping", "MappingCache", "duplicate_fds", "local_exports"]
+__all__ = ["LocalExports", "Mapping", "MappingCache", "local_exports"]
 
 Key = tuple[bytes, int, bytes]
 
@@ -68,29 +67,6 @@ local_exports = LocalExports()
 """The one registry of this process."""
 
 
-def duplicate_fds(fds: tuple[int, ...]) -> tuple[int, ...]:
-    """Duplicate descriptors, all or none.
-
-    Raises
-    ------
-    ResourceExhausted
-        When this process has no descriptor left.
-    """
-    copies: list[int] = []
-    try:
-        for fd in fds:
-            copies.append(os.dup(fd))
-    except OSError as error:
-        for fd in copies:
-            os.close(fd)
-        raise ResourceExhausted(
-            f"no file descriptor left while duplicating {len(fds)} ({error.strerror})",
-            code="fds",
-            remedy="raise `ulimit -n` or close mappings that are no longer used",
-        ) from error
-    return tuple(copies)
-
-
 @dataclass(slots=True, eq=False)
 class Mapping:
     """One mapped extent. Counted by the cache; :attr:`stale` once its exporter's life or generation has ended.
@@ -114,6 +90,11 @@ class Mapping:
     def nbytes(self) -> int:
         """Length of the shared range."""
         return self.opened.nbytes
+
+    @property
+    def region(self) -> int:
+        """What it was mapped side by side with; 0 for none. See :class:`~devipc.types.OpenedExtent`."""
+        return self.opened.region
 
 
 class MappingCache:
@@ -155,10 +136,17 @@ class MappingCache:
         self._closed = False
 
     def acquire(self, handle: MemoryHandle, *, timeout_s: float, lease: Hashable = None) -> tuple[Mapping, bool]:
-        """Return a counted mapping of ``handle`` and whether this call mapped it anew.
+        """Return a counted mapping of ``handle`` and whether this call mapped it anew; see :meth:`acquire_all`."""
+        return self.acquire_all([handle], timeout_s=timeout_s, leases=[lease])[0]
 
-        The handle's descriptors stay the caller's. ``lease`` stays with a mapping that is made anew; whether one holds
-        it, after an error too, says :meth:`holds`.
+    def acquire_all(
+        self, handles: Sequence[MemoryHandle], *, timeout_s: float, leases: Sequence[Hashable]
+    ) -> list[tuple[Mapping, bool]]:
+        """Return a counted mapping of each handle and whether this call mapped it anew: all or none.
+
+        What is not mapped yet is mapped side by side where that can be done. The handles' descriptors stay the
+        caller's. A lease stays with a mapping that is made anew; whether one holds it, after an error too, says
+        :meth:`holds`.
 
         Raises
         ------
@@ -168,42 +156,73 @@ class MappingCache:
             When the driver's open did not return.
         """
         deadline = deadline_after(timeout_s)
-        key = (handle.instance, handle.generation, handle.export_id)
+        keys = [(handle.instance, handle.generation, handle.export_id) for handle in handles]
         with self._lock:
-            self._check(handle)
-            if not self._lock.wait_for(lambda: key not in self._opening, remaining(deadline)):
+            self._check_all(handles)
+            if not self._lock.wait_for(lambda: self._opening.isdisjoint(keys), remaining(deadline)):
                 raise CompletionTimeout(
                     "another thread's open of the same export did not return", code="driver_blocked"
                 )
-            self._check(handle)
-            mapping = self._mappings.get(key)
-            if mapping is not None:
-                mapping.users += 1
-                self._mappings.move_to_end(key)
-                return mapping, False
-            self._opening.add(key)
+            self._check_all(handles)
+            missing: dict[Key, tuple[MemoryHandle, Hashable]] = {}
+            taken: list[Mapping] = []
+            for key, handle, lease in zip(keys, handles, leases, strict=True):
+                mapping = self._mappings.get(key)
+                if mapping is None:
+                    missing.setdefault(key, (handle, lease))
+                else:
+                    mapping.users += 1
+                    self._mappings.move_to_end(key)
+                    taken.append(mapping)
+            self._opening.update(missing)
+        made: dict[Key, Mapping] = {}
         try:
-            mapping = self._open(key, handle, remaining(deadline), lease)
+            if missing:
+                made = self._open(missing, remaining(deadline))
         except BaseException:
             with self._lock:
-                self._opening.discard(key)
+                self._opening.difference_update(missing)
                 self._lock.notify_all()
+            self._release_all(taken)
             raise
+        return self._made(keys, missing, made, taken)
+
+    def _made(
+        self,
+        keys: Sequence[Key],
+        missing: dict[Key, tuple[MemoryHandle, Hashable]],
+        made: dict[Key, Mapping],
+        taken: list[Mapping],
+    ) -> list[tuple[Mapping, bool]]:
+        """Keep what was mapped, unless it has become stale meanwhile; then give back all that was taken."""
         refused: DevIPCError | None = None
+        found: list[tuple[Mapping, bool]] = []
         with self._lock:
-            self._opening.discard(key)
-            self._mappings[key] = mapping
+            self._opening.difference_update(missing)
+            self._mappings.update(made)
             self._lock.notify_all()
-            mapping.users += 1
-            try:
-                self._check(handle)
-            except DevIPCError as error:
-                refused = error
-                mapping.stale = error.message
+            fresh = set(made)
+            for key in keys:
+                mapping = self._mappings[key]
+                found.append((mapping, key in fresh))
+                fresh.discard(key)
+                if key in made:
+                    mapping.users += 1
+                    taken.append(mapping)
+            for key, (handle, _) in missing.items():
+                try:
+                    self._check(handle)
+                except DevIPCError as error:
+                    refused = error
+                    made[key].stale = error.message
         if refused is not None:
-            self.release(mapping)
+            self._release_all(taken)
             raise refused
-        return mapping, True
+        return found
+
+    def _release_all(self, taken: Sequence[Mapping]) -> None:
+        for mapping in taken:
+            self.release(mapping)
 
     def holds(self, lease: Hashable) -> bool:
         """Return whether a mapping holds ``lease``: it is due only when that has been unmapped."""
@@ -290,39 +309,29 @@ class MappingCache:
         if handle.export_id in self._revoked:
             raise StaleError("the exporter took this memory back", remedy="ask the exporter again")
 
-    def _open(self, key: Key, handle: MemoryHandle, timeout_s: float, lease: Hashable) -> Mapping:
-        if handle.instance == self._instance:
+    def _check_all(self, handles: Sequence[MemoryHandle]) -> None:
+        for handle in handles:
+            self._check(handle)
+
+    def _open(self, missing: dict[Key, tuple[MemoryHandle, Hashable]], timeout_s: float) -> dict[Key, Mapping]:
+        made: dict[Key, Mapping] = {}
+        foreign: list[Key] = []
+        for key, (handle, lease) in missing.items():
+            if handle.instance != self._instance:
+                foreign.append(key)
+                continue
             found = local_exports.find(handle.export_id)
             if found is None:
                 raise StaleError("this process no longer shares that memory", remedy="open before it is unshared")
             if found[1] != handle.extent.nbytes:
                 raise HandleError("the handle announces another length than this process shares", code="bounds")
-            return Mapping(key, OpenedExtent(*found, token=None), local=True, lease=lease)
-        # The thread may outlive this call and the caller's descriptors, so that it gets its own.
-        extent = handle.extent
-        owned = ExportedExtent(extent.kind, extent.chunks, duplicate_fds(extent.fds))
-        begun = False
-
-        def open_extent() -> OpenedExtent:
-            nonlocal begun
-            begun = True
-            try:
-                return self._memory.open(owned)
-            finally:
-                for fd in owned.fds:
-                    os.close(fd)
-
-        try:
-            opened = call_with_deadline(open_extent, timeout_s=timeout_s, what="open", undo=self._memory.close)
-        except ResourceExhausted:
-            if not begun:  # no thread: nobody else closes them
-                for fd in owned.fds:
-                    os.close(fd)
-            raise
-        if opened.nbytes != extent.nbytes:
-            self._memory.close(opened)
-            raise DriverError("the driver mapped another length than was shared", code="short_mapping")
-        return Mapping(key, opened, local=False, lease=lease)
+            made[key] = Mapping(key, OpenedExtent(*found, token=None), local=True, lease=lease)
+        if foreign:
+            extents = [missing[key][0].extent for key in foreign]
+            opened = open_extents(self._memory, extents, timeout_s=timeout_s)
+            for key, one in zip(foreign, opened, strict=True):
+                made[key] = Mapping(key, one, local=False, lease=missing[key][1])
+        return made
 
     def _collect(self) -> list[Mapping]:
         idle = [mapping for mapping in self._mappings.values() if not mapping.users]

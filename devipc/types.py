@@ -216,8 +216,12 @@ class OpenedExtent:
         Length of the shared range.
     token : object
         What the backend needs to unmap it again; nobody else looks inside.
+    region : int
+        Extents of one region other than 0 lie side by side, and one strided copy may span them while all are open.
+        Never used twice in this process.
     """
 
     ptr: int
     nbytes: int
     token: object
+    region: int = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +18,13 @@ from typing import Any
 from devipc.host.meminfo import open_proc
 from devipc.spi import PAGE_NBYTES, ResourceExhausted, round_up
 
-__all__ = ["Mapping", "Part", "map_side_by_side", "move", "unmap", "view_at", "writable_until"]
+__all__ = ["Part", "Reservation", "map_side_by_side", "move", "view_at", "writable_until"]
 
 _MAPS = Path("/proc/self/maps")
 _PROT_NONE = 0
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000
+_UNUSED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
 _PYBUF_WRITE = 0x200
 _HELD_NBYTES = 32 << 10
 """Below this a move is over before another thread could use the interpreter, and getting it back could take 5 ms."""
@@ -53,43 +55,71 @@ class Part:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Mapping:
-    """An address range that is ours, guards included: ``nbytes`` from ``base``. The first shared byte is at ``ptr``."""
+class Reservation:
+    """An address range that is ours, guards included, and what is mapped into it.
 
-    base: int
-    nbytes: int
-    ptr: int
+    The range goes back when all that was mapped is unmapped; until then nothing else of the process comes between. A
+    page that nobody may touch lies on either side, so that an address that is off by a little never lies in a
+    neighbour. Any thread.
+
+    Parameters
+    ----------
+    nbytes : int
+        What will be mapped; a multiple of the page size.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes = nbytes + 2 * PAGE_NBYTES
+        self._base = _checked_mmap(None, self._nbytes, _PROT_NONE, _UNUSED, -1, 0)
+        self._lock = threading.Lock()
+        self._used = nbytes
+        self.start = self._base + PAGE_NBYTES
+
+    def unmap(self, at: int, nbytes: int) -> None:
+        """Unmap a part, which becomes a hole; the last one gives the whole range back."""
+        with self._lock:
+            self._used -= nbytes
+            if self._used <= 0:
+                _munmap(self._base, self._nbytes)
+                return
+        _mmap(at, nbytes, _PROT_NONE, _UNUSED | _MAP_FIXED, -1, 0)
 
 
-def map_side_by_side(parts: Sequence[Part]) -> Mapping:
-    """Map ``parts`` one behind the other without a gap, all or none.
+def map_side_by_side(extents: Sequence[Sequence[Part]]) -> tuple[Reservation, list[tuple[int, int, int]]]:
+    """Map extents, and the parts of each, one behind the other without a gap, all or none.
 
-    Inner borders must lie on pages: the caller checked that. The range is reserved first, so that no other mapping
-    of the process can come between. A page that nobody may touch lies on either side, so that an address that is off
-    by a little never lies in a neighbour.
+    Inner borders of an extent must lie on pages: the caller checked that.
+
+    Returns
+    -------
+    tuple of Reservation and list of (int, int, int)
+        For each extent its first page, the length in whole pages, and the address of its first byte.
 
     Raises
     ------
     ResourceExhausted
         When address space, memory or mappings ran out.
     """
-    lead = parts[0].offset % PAGE_NBYTES
-    nbytes = round_up(lead + sum(part.nbytes for part in parts), PAGE_NBYTES) + 2 * PAGE_NBYTES
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    base = _checked_mmap(None, nbytes, _PROT_NONE, flags, -1, 0)
-    at = base + PAGE_NBYTES
+    leads = [parts[0].offset % PAGE_NBYTES for parts in extents]
+    sizes = [
+        round_up(lead + sum(part.nbytes for part in parts), PAGE_NBYTES)
+        for lead, parts in zip(leads, extents, strict=True)
+    ]
+    reservation = Reservation(sum(sizes))
+    at, places = reservation.start, []
     try:
-        for part in parts:
-            below = part.offset % PAGE_NBYTES
-            length = round_up(below + part.nbytes, PAGE_NBYTES)
-            flags = mmap.MAP_SHARED | _MAP_FIXED
-            _checked_mmap(at, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, part.fd, part.offset - below)
-            at += length
+        for lead, size, parts in zip(leads, sizes, extents, strict=True):
+            places.append((at, size, at + lead))
+            for part in parts:
+                below = part.offset % PAGE_NBYTES
+                length = round_up(below + part.nbytes, PAGE_NBYTES)
+                flags = mmap.MAP_SHARED | _MAP_FIXED
+                _checked_mmap(at, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, part.fd, part.offset - below)
+                at += length
     except ResourceExhausted:
-        _munmap(base, nbytes)
+        reservation.unmap(reservation.start, sum(sizes))
         raise
-    return Mapping(base, nbytes, base + PAGE_NBYTES + lead)
+    return reservation, places
 
 
 def _checked_mmap(at: int | None, nbytes: int, protection: int, flags: int, fd: int, offset: int) -> int:
@@ -102,11 +132,6 @@ def _checked_mmap(at: int | None, nbytes: int, protection: int, flags: int, fd: 
             remedy="check `ulimit -v`, vm.max_map_count and the container's memory limit",
         )
     return int(address)
-
-
-def unmap(mapping: Mapping) -> None:
-    """Give the range back."""
-    _munmap(mapping.base, mapping.nbytes)
 
 
 def view_at(address: int, nbytes: int) -> memoryview:

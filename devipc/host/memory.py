@@ -13,9 +13,10 @@ import struct
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from devipc.host.driver import BACKEND, HostDriver, whole
-from devipc.host.maps import Part, map_side_by_side, unmap
+from devipc.host.maps import Part, map_side_by_side
 from devipc.host.meminfo import memory_info
 from devipc.host.ranges import Range, next_identity
 from devipc.spi import (
@@ -123,22 +124,40 @@ class HostMemory:
             for size in sizes:
                 fd = create_memfd("devipc-host", size)
                 made.append(_Block(fd, os.fstat(fd).st_ino, size))
-            found = self._add(MemoryKind.DEVICE, [Part(block.fd, 0, block.nbytes) for block in made], tuple(made))
+            parts = [Part(block.fd, 0, block.nbytes) for block in made]
+            (found,) = self._add(MemoryKind.DEVICE, [parts], tuple(made))
         except BaseException:
             close_fds(block.fd for block in made)
             raise
         return Allocation(found.start, found.nbytes, HandleKind.MEMFD, found)
 
-    def _add(self, kind: MemoryKind, parts: Sequence[Part], owner: tuple[_Block, ...]) -> Range:
-        mapping = map_side_by_side(parts)
-        end = mapping.ptr + sum(part.nbytes for part in parts)
-        new = Range(mapping.ptr, end, kind, next_identity(), owner, dispose=lambda: unmap(mapping))
+    def _add(self, kind: MemoryKind, extents: Sequence[Sequence[Part]], owner: tuple[_Block, ...]) -> list[Range]:
+        reservation, places = map_side_by_side(extents)
+        region = next_identity() if len(extents) > 1 else 0
+        made = [
+            Range(
+                ptr,
+                ptr + sum(part.nbytes for part in parts),
+                kind,
+                next_identity(),
+                owner,
+                dispose=partial(reservation.unmap, page, nbytes),
+                region=region,
+            )
+            for (page, nbytes, ptr), parts in zip(places, extents, strict=True)
+        ]
+        added = 0
         try:
-            self._driver.ranges.add(new)
+            for new in made:
+                self._driver.ranges.add(new)
+                added += 1
         except BaseException:
-            unmap(mapping)
+            for new in made[:added]:
+                self._driver.ranges.retire(new)
+            for new in made[added:]:
+                new.dispose()
             raise
-        return new
+        return made
 
     def free(self, allocation: Allocation) -> None:
         """Give an allocation back. Never blocks: see the top of this module."""
@@ -232,21 +251,22 @@ class HostMemory:
 
     def open(self, extent: ExportedExtent) -> OpenedExtent:
         """Map a peer's extent. Every file is checked (seals, inode, size) before anything is mapped."""
-        _check_extent(extent)
-        if extent.kind is not HandleKind.MEMFD:
-            raise HandleError(
-                f"this backend opens memfd handles, not {extent.kind}", remedy="use the exporter's backend"
-            )
-        if not extent.chunks or len(extent.fds) != len(extent.chunks) or not all(one.has_fd for one in extent.chunks):
-            raise HandleError(
-                f"{len(extent.chunks)} chunks came with {len(extent.fds)} descriptors",
-                remedy="the exporter's handle is damaged; export again",
-            )
-        parts = [_checked_part(chunk, fd) for chunk, fd in zip(extent.chunks, extent.fds, strict=True)]
-        _check_borders(parts)
+        return self.open_side_by_side((extent,))[0]
+
+    def side_by_side(self, kind: HandleKind) -> Capability:
+        """Answer for one kind: the kernel maps memory files where it is told."""
+        if kind is HandleKind.MEMFD:
+            return Capability.yes("memory files are mapped where this process says")
+        return Capability.no(f"the host backend has no {kind} handles", remedy="share memory of the host backend")
+
+    def open_side_by_side(self, extents: Sequence[ExportedExtent]) -> tuple[OpenedExtent, ...]:
+        """Map several extents one behind the other, each from a page of its own; checked as by :meth:`open`."""
+        if not extents:
+            return ()
+        parts = [_checked_parts(extent) for extent in extents]
         self._driver.enter("host_open")
-        found = self._add(MemoryKind.IMPORTED, parts, ())
-        return OpenedExtent(found.start, found.nbytes, found)
+        made = self._add(MemoryKind.IMPORTED, parts, ())
+        return tuple(OpenedExtent(found.start, found.nbytes, found, found.region) for found in made)
 
     def close_all(self) -> None:
         """Give back what the caller left, when the device is closed."""
@@ -272,6 +292,20 @@ def _duplicate(block: _Block) -> int:
         raise ResourceExhausted(
             f"no descriptor left for an export ({error.strerror})", code="fds", remedy="raise `ulimit -n`"
         ) from error
+
+
+def _checked_parts(extent: ExportedExtent) -> list[Part]:
+    _check_extent(extent)
+    if extent.kind is not HandleKind.MEMFD:
+        raise HandleError(f"this backend opens memfd handles, not {extent.kind}", remedy="use the exporter's backend")
+    if not extent.chunks or len(extent.fds) != len(extent.chunks) or not all(one.has_fd for one in extent.chunks):
+        raise HandleError(
+            f"{len(extent.chunks)} chunks came with {len(extent.fds)} descriptors",
+            remedy="the exporter's handle is damaged; export again",
+        )
+    parts = [_checked_part(chunk, fd) for chunk, fd in zip(extent.chunks, extent.fds, strict=True)]
+    _check_borders(parts)
+    return parts
 
 
 def _checked_part(chunk: Chunk, fd: int) -> Part:

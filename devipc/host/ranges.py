@@ -16,10 +16,13 @@ from typing import Any
 
 from devipc.spi import ClosedError, MemoryKind, UsageError
 
-__all__ = ["Range", "Ranges", "loaded_numpy", "next_identity"]
+__all__ = ["Range", "Ranges", "Rows", "loaded_numpy", "next_identity"]
 
 _identities = itertools.count(1)
 _VECTOR_MIN = 16
+
+Rows = tuple[int, int, int]
+"""Of a copy: pitch, width and height."""
 _LOOK_AGAIN_S = 0.05
 
 
@@ -54,6 +57,8 @@ class Range:
         What the part of the backend that added the range keeps for it.
     dispose : callable
         Called once, with no lock held, when the range was retired and no queued work uses it any more.
+    region : int
+        Ranges of one region other than 0 lie side by side, so that the rows of one copy may be in several.
     """
 
     start: int
@@ -62,6 +67,7 @@ class Range:
     identity: int
     owner: Any = None
     dispose: Callable[[], None] = field(default=lambda: None)
+    region: int = 0
     pending: int = 0
     live: bool = True
 
@@ -132,10 +138,13 @@ class Ranges:
             found.pending += 1
             return found
 
-    def hold_many(self, addresses: Sequence[int], nbytes: Sequence[int], *, what: str) -> list[Range]:
+    def hold_many(
+        self, addresses: Sequence[int], nbytes: Sequence[int], *, what: str, rows: Sequence[Rows] | None = None
+    ) -> list[Range]:
         """Hold the range around each ``[addresses[i], addresses[i] + nbytes[i])`` of non-zero length, once per range.
 
-        Both are lists of int, or uint64 arrays of shape ``(n,)``.
+        Both are lists of int, or uint64 arrays of shape ``(n,)``. Where ``rows`` are given, ``rows[i]`` are what is
+        touched of it, and they may lie in several ranges of one region, each row inside of one.
 
         Raises
         ------
@@ -143,21 +152,24 @@ class Ranges:
             When one of them is not inside a live range; names the first. Nothing is held then.
         """
         with self._lock:
+            wrong: list[int] = []
             if len(addresses) >= _VECTOR_MIN and loaded_numpy() is not None:
-                held = self._find_vector(addresses, nbytes, what)
+                held = self._find_vector(addresses, nbytes, wrong)
             else:
                 held = {}
                 for index, (ptr, length) in enumerate(zip(addresses, nbytes, strict=True)):
-                    if length:
-                        found = self._find(int(ptr), int(length))
-                        if found is None:
-                            raise _outside(f"{what}[{index}]", int(ptr), int(length))
+                    if length and (found := self._find(int(ptr), int(length))) is not None:
                         held[id(found)] = found
+                    elif length:
+                        wrong.append(index)
+            for index in wrong:
+                if rows is None or not self._find_rows(int(addresses[index]), rows[index], held):
+                    raise _outside(f"{what}[{index}]", int(addresses[index]), int(nbytes[index]))
             for found in held.values():
                 found.pending += 1
             return list(held.values())
 
-    def _find_vector(self, addresses: Sequence[int], nbytes: Sequence[int], what: str) -> dict[int, Range]:
+    def _find_vector(self, addresses: Sequence[int], nbytes: Sequence[int], wrong: list[int]) -> dict[int, Range]:
         np = loaded_numpy()
         if self._vectors is None:
             ends = [known.end for known in self._ranges]
@@ -165,16 +177,28 @@ class Ranges:
         starts, ends = self._vectors
         ptrs, lengths = np.asarray(addresses, np.uint64), np.asarray(nbytes, np.uint64)
         at = np.searchsorted(starts, ptrs, side="right") - 1
-        wrong = at < 0
+        outside = at < 0
         if len(starts):
             end = ends[at]
             # Never ptr + length: that could wrap around.
-            wrong |= (ptrs >= end) | (lengths > end - np.minimum(ptrs, end))
+            outside |= (ptrs >= end) | (lengths > end - np.minimum(ptrs, end))
         used = lengths > 0
-        if (wrong & used).any():
-            index = int((wrong & used).argmax())
-            raise _outside(f"{what}[{index}]", int(ptrs[index]), int(lengths[index]))
-        return {index: self._ranges[index] for index in np.unique(at[used]).tolist()}
+        wrong += np.flatnonzero(outside & used).tolist()
+        chosen = [self._ranges[index] for index in np.unique(at[used & ~outside]).tolist()]
+        return {id(one): one for one in chosen}
+
+    def _find_rows(self, start: int, rows: Rows, held: dict[int, Range]) -> bool:
+        """Add the ranges that hold ``rows`` to ``held``; False when a row is in none, or in one of another region."""
+        pitch, width, height = rows
+        region, row = 0, 0
+        while row < height:
+            at = start + row * pitch
+            one = self._find(at, width)
+            if one is None or not one.region or one.region != (region or one.region):
+                return False
+            region, held[id(one)] = one.region, one
+            row += (one.end - width - at) // pitch + 1  # all rows that end inside of it
+        return True
 
     def drop(self, held: Iterable[Range]) -> None:
         """Count one piece of work less on each; the last one of a retired range disposes of it."""

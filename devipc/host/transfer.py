@@ -6,10 +6,10 @@ registration is the identity; it is checked all the same, because callers are te
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from devipc.host.copies import columns_of, run_batch, run_rects, spans_of
+from devipc.host.copies import Rect, columns_of, run_batch, run_rects, spans_of
 from devipc.host.driver import HostDriver, Queue, whole
 from devipc.host.maps import move, view_at, writable_until
 from devipc.host.meminfo import memory_info
@@ -171,15 +171,24 @@ class HostTransfer:
         rects = columns_of(copies, name="copies", width=6)
         dst_spans, src_spans = spans_of(rects)
         self._driver.enter("host_copy_strided")
-        held = self._hold([rect[0] for rect in rects], [rect[1] for rect in rects], dst_spans, src_spans)
+        held = self._hold([rect[0] for rect in rects], [rect[1] for rect in rects], dst_spans, src_spans, rects)
         if held:
             queue.submit(lambda: run_rects(rects), held)
 
-    def _hold(self, dst: list[int], src: list[int], dst_nbytes: list[int], src_nbytes: list[int]) -> tuple[Range, ...]:
+    def _hold(
+        self,
+        dst: list[int],
+        src: list[int],
+        dst_nbytes: list[int],
+        src_nbytes: list[int],
+        rects: Sequence[Rect] | None = None,
+    ) -> tuple[Range, ...]:
         ranges = self._driver.ranges
-        held = ranges.hold_many(dst, dst_nbytes, what="dst")
+        dst_rows = None if rects is None else [(rect[2], rect[4], rect[5]) for rect in rects]
+        src_rows = None if rects is None else [(rect[3], rect[4], rect[5]) for rect in rects]
+        held = ranges.hold_many(dst, dst_nbytes, what="dst", rows=dst_rows)
         try:
-            held += ranges.hold_many(src, src_nbytes, what="src")
+            held += ranges.hold_many(src, src_nbytes, what="src", rows=src_rows)
         except BaseException:
             ranges.drop(held)
             raise

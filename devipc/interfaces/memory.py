@@ -6,14 +6,14 @@ sees one extent at a time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from devipc.capabilities import Capability
 from devipc.types import AllocationInfo, ExportedExtent, HandleKind, OpenedExtent
 
-__all__ = ["Allocation", "DeviceMemoryIPC"]
+__all__ = ["Allocation", "DeviceMemoryIPC", "SideBySide"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,4 +115,31 @@ class DeviceMemoryIPC(Protocol):
 
     def close(self, opened: OpenedExtent) -> None:
         """Unmap. The caller guarantees that no queued work of this process still uses the range."""
+        ...
+
+
+@runtime_checkable
+class SideBySide(Protocol):
+    """What a :class:`DeviceMemoryIPC` has as well when it can choose where extents are mapped.
+
+    Then one strided copy moves a page of all layers, where each layer is an allocation of its own. Backends whose
+    driver chooses the addresses do not have it.
+    """
+
+    def side_by_side(self, kind: HandleKind) -> Capability:
+        """Return whether extents of ``kind`` can be opened so, and if not, why. Never raises for "no"."""
+        ...
+
+    def open_side_by_side(self, extents: Sequence[ExportedExtent]) -> tuple[OpenedExtent, ...]:
+        """Map several extents, one behind the other in the order given, in one reserved range: all or none.
+
+        They are of one kind and one ``region``, and extents of equal chunks lie at equal distances. Each is closed on
+        its own by :meth:`DeviceMemoryIPC.close`; the addresses go back with the last. Rules and errors are those of
+        :meth:`DeviceMemoryIPC.open`.
+
+        Raises
+        ------
+        CapabilityError
+            For a kind that the driver places itself.
+        """
         ...

@@ -6,7 +6,7 @@ Owns one connection. It drives the choice of the completion strategy for both en
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from os import PathLike
 
 from devipc import completion
@@ -83,6 +83,12 @@ class Importer(Endpoint):
     def open(self, name: str, *, timeout_s: float | None = None, wait_s: float = 0.0) -> RemoteMemory:
         """Map what the exporter shares as ``name``; see :meth:`devipc.session.Peer.open`."""
         return self._peer.open(name, timeout_s=timeout_s, wait_s=wait_s)
+
+    def open_all(
+        self, names: Sequence[str], *, timeout_s: float | None = None, wait_s: float = 0.0
+    ) -> list[RemoteMemory]:
+        """Map several shares at once, side by side where possible; see :meth:`devipc.session.Peer.open_all`."""
+        return self._peer.open_all(names, timeout_s=timeout_s, wait_s=wait_s)
 
     def open_fence(self, name: str, *, timeout_s: float | None = None, wait_s: float = 0.0) -> completion.Fence:
         """Open a fence of the exporter; see :meth:`devipc.session.Peer.open_fence`."""

@@ -14,6 +14,7 @@ from devipc.completion import Candidate, Decision, Phase
 from devipc.errors import WireError
 from devipc.types import Strategy
 from devipc.wire import (
+    MAX_MESSAGE_NBYTES,
     MemoryHandle,
     Reader,
     Writer,
@@ -30,12 +31,14 @@ __all__ = [
     "decode_opened",
     "decode_token",
     "decode_token_name",
+    "decode_tokens_names",
     "encode_decision",
     "encode_names",
     "encode_offers",
     "encode_opened",
     "encode_token",
     "encode_token_name",
+    "encode_tokens_names",
 ]
 
 MAX_NAMES = 4096
@@ -178,18 +181,50 @@ def decode_decision(body: bytes) -> Decision:
     return Decision(strategy, degraded, tuple(candidates))
 
 
-def encode_opened(handle: MemoryHandle, meta: ShareMeta) -> bytes:
-    """Return the body of an answer to OPEN; the handle's descriptors travel beside it."""
-    writer = Writer()
-    writer.text(meta.dtype, limit=32).u8(int(meta.writable)).u64(meta.offset).u32(len(meta.shape))
-    for extent, stride in zip(meta.shape, meta.strides, strict=True):
-        writer.u64(extent).i64(stride)
-    encoded = encode_memory_handle(handle)
-    return writer.done() + encoded
+def encode_tokens_names(wanted: Sequence[tuple[int, str]]) -> bytes:
+    """Return the body of OPEN: names, each with the token under which it will be lent."""
+    writer = Writer().u32(len(wanted))
+    for token, name in wanted:
+        writer.u64(token).text(name, limit=MAX_NAME_NBYTES)
+    return writer.done()
 
 
-def decode_opened(body: bytes, fds: Sequence[int]) -> tuple[MemoryHandle, ShareMeta]:
-    """Decode :func:`encode_opened`; on error the descriptors stay the caller's."""
+def decode_tokens_names(body: bytes) -> list[tuple[int, str]]:
+    """Decode :func:`encode_tokens_names`; at least one."""
+    reader = Reader(body)
+    wanted = [(reader.u64(), reader.text(limit=MAX_NAME_NBYTES)) for _ in range(reader.count(limit=MAX_NAMES))]
+    reader.end()
+    if not wanted:
+        raise WireError("a question for no name", code="count")
+    return wanted
+
+
+def encode_opened(shares: Sequence[tuple[MemoryHandle, ShareMeta]]) -> bytes:
+    """Return the body of an answer to OPEN; the handles' descriptors travel beside it, in order."""
+    writer = Writer().u32(len(shares))
+    for handle, meta in shares:
+        one = Writer().text(meta.dtype, limit=32).u8(int(meta.writable)).u64(meta.offset).u32(len(meta.shape))
+        for extent, stride in zip(meta.shape, meta.strides, strict=True):
+            one.u64(extent).i64(stride)
+        writer.u32(len(handle.extent.fds)).blob(one.done() + encode_memory_handle(handle), limit=MAX_MESSAGE_NBYTES)
+    return writer.done()
+
+
+def decode_opened(body: bytes, fds: Sequence[int]) -> list[tuple[MemoryHandle, ShareMeta]]:
+    """Decode :func:`encode_opened`; the descriptors stay the caller's."""
+    reader = Reader(body)
+    opened, at = [], 0
+    for _ in range(reader.count(limit=MAX_NAMES)):
+        count = reader.u32()
+        opened.append(_decode_share(reader.blob(limit=MAX_MESSAGE_NBYTES), fds[at : at + count]))
+        at += count
+    reader.end()
+    if at != len(fds):
+        raise WireError(f"{len(fds)} descriptors came, {at} were announced", code="count")
+    return opened
+
+
+def _decode_share(body: bytes, fds: Sequence[int]) -> tuple[MemoryHandle, ShareMeta]:
     reader = Reader(body)
     dtype, writable, offset = reader.text(limit=32), bool(reader.u8()), reader.u64()
     dimensions = [(reader.u64(), reader.i64()) for _ in range(reader.count(limit=MAX_DIMENSIONS))]

@@ -20,16 +20,16 @@ from devipc.channel.link import Link, PeerState, Reply
 from devipc.completion import Decision, Fence, TrialResponder
 from devipc.deadline import deadline_after, remaining
 from devipc.errors import ClosedError, DevIPCError, PeerGone, UsageError
-from devipc.mappings import Mapping
+from devipc.session.borrowing import Borrowed
 from devipc.session.lending import LentFences
 from devipc.session.messages import (
     Kind,
     decode_decision,
     decode_names,
     decode_offers,
-    decode_opened,
     decode_token,
     decode_token_name,
+    decode_tokens_names,
     encode_decision,
     encode_names,
     encode_opened,
@@ -37,8 +37,8 @@ from devipc.session.messages import (
     encode_token_name,
 )
 from devipc.session.opened import OpenedFences
-from devipc.session.remote import RemoteMemory, check_handle, check_meta
-from devipc.session.shares import check_name
+from devipc.session.remote import RemoteMemory
+from devipc.session.shares import Share, check_name
 from devipc.types import PoisonReason, Strategy
 from devipc.wire import Reader
 
@@ -49,6 +49,7 @@ __all__ = ["Peer"]
 
 _log = logging.getLogger("devipc.session")
 _ASK_AGAIN_S = 5e-3
+_MAX_ANSWER_FDS = 250  # a process may have no more than 1,024 open
 
 
 class Peer:
@@ -58,15 +59,16 @@ class Peer:
         self._endpoint = endpoint
         self._link = link
         self._lock = threading.Lock()
-        self._tokens = itertools.count(1)
-        self._leases: set[int] = set()  # tokens that the peer may take for lent: asked for and not given back yet
+        self._fence_tokens = itertools.count(1)
         self._opened_fences = OpenedFences()
         self._lent_fences = LentFences(endpoint.fences.lend)
         self._decision: Decision | None = None
         self._left = self._hung_up = False
-        self._closing = False
         self._trials = TrialResponder(endpoint.device)
-        self.mappings = endpoint.new_mapping_cache(on_unmapped=self._unmapped)
+        self._borrowed = Borrowed(
+            endpoint, self.instance, ask=self._ask, tell=self._tell, on_last=lambda: self._hang_up()
+        )
+        self.mappings = self._borrowed.mappings
         for kind, handler in {
             Kind.NAMES: self._on_names,
             Kind.OPEN: self._on_open,
@@ -112,16 +114,25 @@ class Peer:
         return decode_names(self._ask(Kind.NAMES, b"", timeout_s).body)
 
     def open(self, name: str, *, timeout_s: float | None = None, wait_s: float = 0.0) -> RemoteMemory:
-        """Map what the peer shares as ``name``; blocks for one round trip and, the first time, the driver's open.
+        """Map what the peer shares as ``name``; see :meth:`open_all`."""
+        return self.open_all([name], timeout_s=timeout_s, wait_s=wait_s)[0]
+
+    def open_all(
+        self, names: Sequence[str], *, timeout_s: float | None = None, wait_s: float = 0.0
+    ) -> list[RemoteMemory]:
+        """Map what the peer shares under several names: all or none, in one round trip and one open of the driver.
+
+        What was not mapped before is mapped side by side, in the order of ``names``, where the backend can place
+        memory of its kind (:attr:`RemoteMemory.region` tells); very many descriptors take more than one round trip.
 
         Parameters
         ----------
-        name : str
-            As the peer gave it to ``share``.
+        names : sequence of str
+            As the peer gave them to ``share``.
         timeout_s : float, optional
             Limit of the round trip and the driver's open; the endpoint's when None.
         wait_s : float
-            How long to wait before that for the peer to share the name; 0 refuses an unknown name at once.
+            How long to wait before that for the peer to share the names; 0 refuses an unknown name at once.
 
         Raises
         ------
@@ -132,56 +143,15 @@ class Peer:
         CompletionTimeout
             When the peer or the driver did not answer in time; nothing stays lent.
         """
-        question = check_name(name)
-        self._wait_for(question, 0, wait_s)
-        deadline = deadline_after(self._endpoint.timeout_s if timeout_s is None else timeout_s)
-        token = self._new_token()
-        try:
-            answer = self._ask(Kind.OPEN, encode_token_name(token, question), remaining(deadline))
-            try:
-                handle, meta = decode_opened(answer.body, answer.fds)
-                check_handle(handle, self.instance, self._endpoint.backend_name, self._endpoint.device)
-                check_meta(meta, handle.extent.nbytes)
-                mapping, fresh = self.mappings.acquire(handle, timeout_s=remaining(deadline), lease=token)
-            finally:
-                answer.close_fds()
-        except BaseException:
-            if not self.mappings.holds(token):
-                self._give_back(token)
-            raise
-        if not fresh:  # the driver's mapping holds one lease, whoever opened it first; a hit needs no second one
-            self._give_back(token)
-        return RemoteMemory(name, self._endpoint.device, mapping, meta, release=self.mappings.release)
+        wanted = [check_name(name) for name in names]
+        self._wait_for(wanted, 0, wait_s)
+        return self._borrowed.open_all(wanted, timeout_s=self._endpoint.timeout_s if timeout_s is None else timeout_s)
 
-    def _wait_for(self, name: str, kind: int, wait_s: float) -> None:
-        """Ask until the peer lists ``name`` among its memory (0) or its fences (1), or the time is up."""
+    def _wait_for(self, names: Sequence[str], kind: int, wait_s: float) -> None:
+        """Ask until the peer lists ``names`` among its memory (0) or its fences (1), or the time is up."""
         deadline = deadline_after(wait_s)
-        while wait_s and remaining(deadline) and name not in self.names()[kind]:
+        while wait_s and remaining(deadline) and not set(names) <= set(self.names()[kind]):
             time.sleep(min(_ASK_AGAIN_S, remaining(deadline)))
-
-    def _new_token(self) -> int:
-        with self._lock:
-            if self._closing:
-                raise ClosedError("this side has closed the connection to the peer", remedy="connect again")
-            token = next(self._tokens)
-            self._leases.add(token)
-            return token
-
-    def _unmapped(self, mapping: Mapping) -> None:
-        if isinstance(mapping.lease, int):
-            self._give_back(mapping.lease)
-
-    def _give_back(self, token: int) -> None:
-        """Tell the peer that nothing is mapped under ``token`` any more; the last one after the close hangs up."""
-        if not self._tell(Kind.RETURN, encode_token(token)):
-            # A peer that is stopped takes nothing. It would keep its memory for ever if it were never told.
-            threading.Thread(target=self._give_back, args=(token,), name="devipc-return", daemon=True).start()
-            return
-        with self._lock:
-            last = token in self._leases and self._leases == {token} and self._closing
-            self._leases.discard(token)
-        if last:  # perhaps on a garbage collector's thread, which must not wait for the link's threads
-            threading.Thread(target=self._hang_up, name="devipc-goodbye", daemon=True).start()
 
     # --- fences -------------------------------------------------------------------------------------------------------
 
@@ -194,8 +164,8 @@ class Peer:
 
         Parameters and errors as for :meth:`open`.
         """
-        self._wait_for(check_name(name), 1, wait_s)
-        token = next(self._tokens)
+        self._wait_for([check_name(name)], 1, wait_s)
+        token = next(self._fence_tokens)
         try:
             answer = self._ask(Kind.FENCE_OPEN, encode_token_name(token, check_name(name)), timeout_s)
             try:
@@ -257,9 +227,7 @@ class Peer:
         while arrays or tensors still look at the peer's memory, so that the peer does not free it under them. What
         the peer has mapped of ours is asked back; what it does not give back in time is never freed.
         """
-        with self._lock:
-            first, self._closing = not self._closing, True
-        if not first:
+        if not self._borrowed.end():
             return
         deadline = deadline_after(timeout_s)
         self.close_fences(timeout_s=timeout_s / 2)
@@ -270,9 +238,7 @@ class Peer:
                 self.revoke(export_id)
             self._endpoint.shares.wait_returned(self, timeout_s=remaining(deadline))
         self._lent_fences.drop_all(gone=self.state is PeerState.GONE)
-        with self._lock:
-            unused = not self._leases
-        if unused:
+        if self._borrowed.unused:
             self._hang_up()
 
     def _hang_up(self) -> None:
@@ -328,7 +294,7 @@ class Peer:
         try:
             return self._link.call(kind, body, fds=fds, timeout_s=timeout_s)
         except ClosedError as error:
-            if self._closing:
+            if self._borrowed.ending:
                 raise
             raise PeerGone(f"peer {self.pid} is {self.state.value}", remedy="connect again") from error
 
@@ -355,9 +321,22 @@ class Peer:
         return encode_names(self._endpoint.shares.names(), self._endpoint.fences.names()), ()
 
     def _on_open(self, message: Message) -> Reply:
-        token, name = decode_token_name(message.body)
-        share = self._endpoint.shares.grant(name, (self, token))
-        return encode_opened(share.handle, share.meta), share.handle.extent.fds
+        """Lend as many as fit into one answer, at least one; the peer asks again for the others."""
+        granted: list[tuple[int, Share]] = []
+        fds: list[int] = []
+        try:
+            for token, name in decode_tokens_names(message.body):
+                share = self._endpoint.shares.grant(name, (self, token))
+                granted.append((token, share))
+                if len(granted) > 1 and len(fds) + len(share.handle.extent.fds) > _MAX_ANSWER_FDS:
+                    self._endpoint.shares.give_back((self, granted.pop()[0]))
+                    break
+                fds += share.handle.extent.fds
+            return encode_opened([(share.handle, share.meta) for _, share in granted]), fds
+        except BaseException:
+            for token, _ in granted:
+                self._endpoint.shares.give_back((self, token))
+            raise
 
     def _on_return(self, message: Message) -> None:
         self._endpoint.shares.give_back((self, decode_token(message.body)))

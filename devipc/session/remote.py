@@ -160,6 +160,11 @@ class RemoteMemory:
         return self._mapping.nbytes
 
     @property
+    def region(self) -> int:
+        """Memories of one region other than 0 lie side by side: while all are open, one strided copy may span them."""
+        return self._mapping.region
+
+    @property
     def stale(self) -> str:
         """Why this memory must not be used any more; empty while it may."""
         return self._mapping.stale

@@ -30,7 +30,7 @@ def test_a_view_that_dies_after_close_gives_back_on_another_thread() -> None:
         array = memory.to_numpy()
         memory.close()
         assert gave_back == []
-        with importer.peer._lock:
+        with importer.peer._borrowed._lock:
             del array
         assert eventually(lambda: bool(gave_back))
         assert gave_back != [threading.get_ident()]

@@ -90,6 +90,21 @@ def importer(options: dict[str, Any]) -> None:
             there.close()
 
 
+def pool(options: dict[str, Any]) -> None:
+    """Share blocks whose bytes are their number, until told to end."""
+    with Exporter(strategy=options["strategy"], timeout_s=TIMEOUT_S) as session, Stage(session.device, NBYTES) as stage:
+        for number in range(options["blocks"]):
+            block = session.allocate(NBYTES)
+            stage.view[:] = bytes([number]) * NBYTES
+            stage.store(block.ptr, NBYTES)
+            stage.synchronize()
+            session.share(f"block/{number}", (block.ptr + 256, NBYTES - 512))
+        say(path=session.path, pid=os.getpid())
+        sys.stdin.readline()
+        say(lent=len(session.shares._tokens))
+        sys.stdin.readline()
+
+
 def victim(options: dict[str, Any]) -> None:
     """Export, fill memory of a given size, then do nothing until killed."""
     ballast = bytearray(options["ballast_mib"] << 20)
@@ -105,6 +120,9 @@ def decider(options: dict[str, Any]) -> None:
             choose(session.device, session.peer, backend=load_backend("host"))
 
 
+ROLES = {"exporter": exporter, "importer": importer, "pool": pool, "victim": victim, "decider": decider}
+
+
 def main() -> None:
     """Run the role; report how many calls it took."""
     role, options = sys.argv[1], json.loads(sys.argv[2])
@@ -113,7 +131,7 @@ def main() -> None:
         if options.get("count", True):
             stack.enter_context(observe(countdown))
         try:
-            {"exporter": exporter, "importer": importer, "victim": victim, "decider": decider}[role](options)
+            ROLES[role](options)
         except DevIPCError as error:
             say(error=type(error).__name__, message=str(error))
     say(calls=countdown.calls)

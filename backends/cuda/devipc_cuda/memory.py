@@ -260,17 +260,46 @@ class CudaMemory:
         with self._context:
             self._context.check_alive()
             if extent.kind is HandleKind.VMM_FD:
-                opened = open_vmm(extent, ordinal=self._context.ordinal)
+                (opened,) = open_vmm((extent,), ordinal=self._context.ordinal)
             elif extent.kind is HandleKind.POOL:
                 opened = self._pool_imports.open(extent)
             else:
                 opened = self._legacy_mappings.open(extent)
+        return self._remember(extent, opened, region=0)
+
+    def side_by_side(self, kind: HandleKind) -> Capability:
+        """Answer for one kind: only physical memory of its own is mapped where this process says."""
+        if kind is HandleKind.VMM_FD:
+            return Capability.untested("the driver maps imported physical memory at reserved addresses")
+        return Capability.no(
+            f"the driver chooses the address at which it maps {kind} memory, and one copy may not span two mappings",
+            remedy="allocate the memory as vmm_fd (torch: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True)",
+        )
+
+    def open_side_by_side(self, extents: Sequence[ExportedExtent]) -> tuple[OpenedExtent, ...]:
+        """Map extents of kind ``vmm_fd`` in one reserved range; an H200 (driver 580) copies across their borders."""
+        for extent in extents:
+            payload.check_extent(extent)
+            if extent.kind is not HandleKind.VMM_FD:
+                answer = self.side_by_side(extent.kind)
+                raise CapabilityError(
+                    answer.reason, code="side_by_side", remedy=answer.remedy, backend="cuda", device=self._context.uuid
+                )
+        if not extents:
+            return ()
+        with self._context:
+            self._context.check_alive()
+            opened = open_vmm(extents, ordinal=self._context.ordinal)
+        region = next(self._serials)
+        return tuple(self._remember(*pair, region=region) for pair in zip(extents, opened, strict=True))
+
+    def _remember(self, extent: ExportedExtent, opened: OpenedExtent, *, region: int) -> OpenedExtent:
         first = extent.chunks[0]
         mapped = sum(chunk.allocation_nbytes for chunk in extent.chunks)
         token = _Opened(extent.kind, opened.ptr - first.offset, mapped, opened.token, next(self._serials))
         with self._lock:
             self._opened[token.serial] = token
-        return OpenedExtent(opened.ptr, opened.nbytes, token)
+        return OpenedExtent(opened.ptr, opened.nbytes, token, region)
 
     def close(self, opened: OpenedExtent) -> None:
         """Unmap; the caller guarantees that no queued work of this process still uses the range.

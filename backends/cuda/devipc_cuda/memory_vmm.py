@@ -7,6 +7,7 @@ functions expect the context to be current. Every step undoes the earlier ones w
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ from devipc_cuda.descriptors import explain_missing
 from devipc_cuda.memory_query import Mapping, mappings_from
 from devipc_cuda.status import INVALID_VALUE, NOT_SUPPORTED, error_for
 
-__all__ = ["Reservation", "allocate_vmm", "export_vmm", "open_vmm"]
+__all__ = ["Placed", "Reservation", "allocate_vmm", "export_vmm", "open_vmm"]
 
 _GRANULARITY_MINIMUM = 0
 
@@ -51,7 +52,9 @@ class Reservation:
         self.nbytes = nbytes
         self.base = int(driver.call("cuMemAddressReserve", nbytes, 0, 0, 0))
         self._ordinal = ordinal
+        self._lock = threading.Lock()
         self._mapped: list[Mapping] = []
+        self._busy = 0
 
     def map(self, offset: int, handle: Any, nbytes: int) -> None:
         """Map physical memory at ``offset``; it is reachable after :meth:`allow`."""
@@ -62,17 +65,53 @@ class Reservation:
         """Let the device read and write all that is mapped."""
         driver.call("cuMemSetAccess", self.base, self.nbytes, [driver.access_desc(self._ordinal)], 1)
 
-    def release(self) -> None:
-        """Unmap in reverse order and give the addresses back; every step is tried, the first failure is raised."""
+    def release(self, start: int = 0, nbytes: int | None = None) -> None:
+        """Unmap in reverse order what begins in ``[start, start + nbytes)``, everything by default.
+
+        The addresses go back with the last mapping. Every step is tried, the first failure is raised.
+        """
         failures: list[DevIPCError] = []
-        while self._mapped:
-            mapping = self._mapped.pop()
+        end = self.nbytes if nbytes is None else start + nbytes
+        with self._lock:
+            gone: list[Mapping] = []
+            kept: list[Mapping] = []
+            for mapping in self._mapped:
+                (gone if start <= mapping.base - self.base < end else kept).append(mapping)
+            self._mapped = kept
+            self._busy += 1
+        for mapping in reversed(gone):
             _try(failures, "cuMemUnmap", mapping.base, mapping.nbytes)
-        if self.base:
-            base, self.base = self.base, 0
+        with self._lock:
+            self._busy -= 1  # who is last frees the addresses, once nobody unmaps in them any more
+            last = not self._mapped and not self._busy
+            base = self.base if last else 0
+            if last:
+                self.base = 0
+        if base:
             _try(failures, "cuMemAddressFree", base, self.nbytes)
         if failures:
             raise failures[0]
+
+
+class Placed:
+    """One extent's part of a reservation that several share.
+
+    Parameters
+    ----------
+    reservation : Reservation
+        Whose addresses it lies at.
+    start, nbytes : int
+        Its place, in bytes from the reservation's base, and its mapped length.
+    """
+
+    def __init__(self, reservation: Reservation, start: int, nbytes: int) -> None:
+        self._reservation = reservation
+        self._start = start
+        self._nbytes = nbytes
+
+    def release(self) -> None:
+        """Unmap it; the last one gives the addresses back."""
+        self._reservation.release(self._start, self._nbytes)
 
 
 def _try(failures: list[DevIPCError], name: str, *args: Any) -> None:
@@ -167,18 +206,19 @@ def _export_block(base: int) -> int:
     return fd
 
 
-def open_vmm(extent: ExportedExtent, *, ordinal: int) -> OpenedExtent:
-    """Import every chunk, map all side by side, and let go of the handles; all or nothing.
+def open_vmm(extents: Sequence[ExportedExtent], *, ordinal: int) -> list[OpenedExtent]:
+    """Import every chunk of every extent, map all side by side, and let go of the handles; all or nothing.
 
     The descriptors stay the caller's: the driver keeps its own reference.
     """
-    for chunk in extent.chunks:
+    chunks = [chunk for extent in extents for chunk in extent.chunks]
+    for chunk in chunks:
         check_chunk(chunk, driver_nbytes=chunk.allocation_nbytes)
     handles: list[Any] = []
     try:
-        for fd in extent.fds:
+        for fd in (fd for extent in extents for fd in extent.fds):
             handles.append(_import_block(fd, ordinal=ordinal))
-        sizes = [chunk.allocation_nbytes for chunk in extent.chunks]
+        sizes = [chunk.allocation_nbytes for chunk in chunks]
         try:
             reservation = map_side_by_side(list(zip(handles, sizes, strict=True)), ordinal=ordinal)
         except DevIPCError as error:
@@ -193,7 +233,13 @@ def open_vmm(extent: ExportedExtent, *, ordinal: int) -> OpenedExtent:
     finally:
         for handle in reversed(handles):
             driver.attempt("cuMemRelease", handle)
-    return OpenedExtent(reservation.base + extent.chunks[0].offset, extent.nbytes, reservation)
+    opened, at = [], 0
+    for extent in extents:
+        nbytes = sum(chunk.allocation_nbytes for chunk in extent.chunks)
+        ptr = reservation.base + at + extent.chunks[0].offset
+        opened.append(OpenedExtent(ptr, extent.nbytes, Placed(reservation, at, nbytes)))
+        at += nbytes
+    return opened
 
 
 def _import_block(fd: int, *, ordinal: int) -> Any:
