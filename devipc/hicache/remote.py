@@ -326,7 +326,7 @@ class EngineProcess:
         self._dying(cause)
         self._tell(
             DeviceLostError(
-                f"the engine process ended ({_meaning(code)}): {cause.message}",
+                f"the engine process ended ({meaning(code)}): {cause.message}",
                 code="engine_gone",
                 retryable=True,
                 remedy="submit it again when the daemon has started another engine",
