@@ -19,6 +19,7 @@ from devipc.hicache.arena import CHUNK_NBYTES
 from devipc.hicache.copies import Carrier, Copies
 from devipc.hicache.hosttier import HostTier
 from devipc.hicache.lane import Lane
+from devipc.hicache.pace import Pace
 from devipc.hicache.planner import LAYER_GROUPS, Direction
 from devipc.hicache.requests import Answers
 from devipc.hicache.session import Session
@@ -26,6 +27,7 @@ from devipc.hicache.session import Session
 __all__ = ["Engine", "EngineConfig"]
 
 _GRACE_S = 0.1  # to end a thread that has nothing to do
+_MAY_BE_ZERO = ("index_entries", "backup_nbytes_per_s", "restore_nbytes_per_s")
 _log = logging.getLogger("devipc.hicache")
 
 
@@ -53,6 +55,8 @@ class EngineConfig:
         Transfers that a client may have unfinished; more are refused as busy.
     max_flying, max_flying_nbytes : int
         Operations and bytes on a stream at a time, for each direction; an operation alone may be larger.
+    backup_nbytes_per_s, restore_nbytes_per_s : int
+        Most bytes a second of each direction, on average; 0: as many as the device moves.
     layer_groups : sequence of int
         Layers of a restore's first fences; the last takes the rest.
     """
@@ -67,6 +71,8 @@ class EngineConfig:
     max_ops: int = 256
     max_flying: int = 8
     max_flying_nbytes: int = 512 * 2**20
+    backup_nbytes_per_s: int = 0
+    restore_nbytes_per_s: int = 0
     layer_groups: Sequence[int] = LAYER_GROUPS
 
     def __post_init__(self) -> None:
@@ -77,7 +83,7 @@ class EngineConfig:
         for name, value in sizes.items():
             if name == "pin_required":
                 continue
-            least = 0 if name == "index_entries" else 1
+            least = 0 if name in _MAY_BE_ZERO else 1
             if not hasattr(value, "__index__") or value < least:
                 raise UsageError(f"{name} of {value!r}", code="config", remedy=f"pass an integer, at least {least}")
 
@@ -114,8 +120,9 @@ class Engine:
         copies = [carrier.copies(direction) for direction in (Direction.RESTORE, Direction.BACKUP)]
         lanes: list[Lane] = []
         try:
-            for name, one in zip(("restore", "backup"), copies, strict=True):
-                lanes.append(self._lane(name, one))
+            rates = (config.restore_nbytes_per_s, config.backup_nbytes_per_s)
+            for name, one, rate in zip(("restore", "backup"), copies, rates, strict=True):
+                lanes.append(self._lane(name, one, Pace(rate)))
         except BaseException:
             for lane in lanes:
                 lane.stop(timeout_s=5.0)
@@ -127,10 +134,11 @@ class Engine:
         self.restores.chores = self._expire
         tier.on_room = self.backups.wake
 
-    def _lane(self, name: str, copies: Copies) -> Lane:
+    def _lane(self, name: str, copies: Copies, pace: Pace) -> Lane:
         return Lane(
             name,
             copies,
+            pace=pace,
             max_flying=self.config.max_flying,
             max_flying_nbytes=self.config.max_flying_nbytes,
             lost=lambda: self.lost,

@@ -50,6 +50,10 @@ class EngineOp:
         """True once it has its status."""
         return self.state in self._terminal
 
+    def overdue_s(self, now: float) -> float:
+        """Return for how many seconds it should have ended, at the monotonic time ``now``; 0 while it may go on."""
+        return 0.0
+
     def allows(self, event: Event) -> bool:
         """Return True when ``event`` may happen now."""
         return (self.state, event) in self._table.transitions

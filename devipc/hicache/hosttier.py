@@ -354,6 +354,11 @@ class HostTier:
                 **self._counts,
             }
 
+    def pins(self) -> str:
+        """Return who keeps what from being evicted, as text, the first ones by name."""
+        with self._lock:
+            return obstacles(self._holds, self._open, self._idle.counts(), now=self._clock())
+
     def audit(self) -> None:
         """Compare all counters with what they count; for tests and for reports of defects.
 

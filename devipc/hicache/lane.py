@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 from devipc.deadline import no_thread
 from devipc.errors import DevIPCError
 from devipc.hicache.copies import Copies
+from devipc.hicache.pace import Pace
 
 __all__ = ["Lane", "Work"]
 
@@ -51,6 +52,8 @@ class Lane:
         For the thread's name.
     copies : Copies
         Moves the pages; owned, also when this raises.
+    pace : Pace
+        How many bytes a second; its own.
     max_flying, max_flying_nbytes : int
         Operations, and their bytes, that may be in flight at a time; the rest waits here, where it can still be
         cancelled.
@@ -70,12 +73,14 @@ class Lane:
         name: str,
         copies: Copies,
         *,
+        pace: Pace,
         max_flying: int,
         max_flying_nbytes: int,
         lost: Callable[[], DevIPCError | None],
         lose: Callable[[DevIPCError], None],
     ) -> None:
         self.copies = copies
+        self._pace = pace
         copies.wake = self.wake
         self.lose = lose
         self.blocked = False  # an operation waits for room: those behind it must not overtake
@@ -143,7 +148,9 @@ class Lane:
     # --- for the operations, on the lane's thread --------------------------------------------------------------------
 
     def takes(self, nbytes: int) -> bool:
-        """Return True when so many bytes may be moved now; the first operation always may."""
+        """Return True when so many bytes may be moved now; an operation alone may be of any size."""
+        if not self._pace.allows():
+            return False
         if not self._flying:
             return True
         return self._flying < self._max_flying and self._flying_nbytes + nbytes <= self._max_flying_nbytes
@@ -152,6 +159,7 @@ class Lane:
         """Count an operation whose copies were started."""
         self._flying += 1
         self._flying_nbytes += nbytes
+        self._pace.spend(nbytes)
 
     def landed(self, nbytes: int) -> None:
         """Count an operation whose copies are over."""

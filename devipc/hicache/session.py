@@ -318,6 +318,11 @@ class Session:
         with self._lock:
             return self._idle.wait_for(lambda: not self._ops, timeout_s)
 
+    @property
+    def pool_count(self) -> int:
+        """Pools that are registered."""
+        return len(self._pools)
+
     def open_ops(self) -> list[EngineOp]:
         """Return what has not ended."""
         # Without the lock: whoever asks has that of another session, which may be asking here. A list is made at once.

@@ -65,6 +65,10 @@ class _TransferOp(EngineOp, ABC):
         self._nbytes = 0
         self._released = False
 
+    def overdue_s(self, now: float) -> float:
+        """See :class:`~devipc.hicache.engineop.EngineOp`."""
+        return max(0.0, now - self._deadline)
+
     # --- what is told ---
 
     def answer(self) -> Answer:
