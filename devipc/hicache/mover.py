@@ -68,8 +68,18 @@ class MarkerPool:
 class Mover(Protocol):
     """Moves pages between one device and one arena. Each lane has a stream of its own and calls from its thread."""
 
-    def planner(self, layout: PoolLayout, addresses: Sequence[int]) -> Planner:
+    def planner(self, layout: PoolLayout, addresses: Sequence[int], regions: Sequence[int] = ()) -> Planner:
         """Return what plans for a pool at these device addresses.
+
+        Parameters
+        ----------
+        layout : PoolLayout
+            The pool.
+        addresses : sequence of int
+            Of each chunk.
+        regions : sequence of int
+            For each chunk the region in which it is mapped side by side with others, 0 for none; none at all when
+            empty. See :attr:`devipc.session.RemoteMemory.region`.
 
         Raises
         ------
@@ -92,6 +102,11 @@ class Mover(Protocol):
         A backup has one group. What was put there before an error stays there: wait for it.
         """
         ...
+
+
+def _regions(regions: Sequence[int]) -> list[int] | None:
+    """Give every chunk that is mapped alone a region of its own."""
+    return [region or -1 - number for number, region in enumerate(regions)] or None
 
 
 def _submit(transfer: DeviceTransfer, stream: Stream, plan: CopyPlan, on_group: Callable[[int], None]) -> None:
@@ -121,13 +136,14 @@ class PinnedMover:
         self._arena = arena
         self._groups = groups
 
-    def planner(self, layout: PoolLayout, addresses: Sequence[int]) -> Planner:
+    def planner(self, layout: PoolLayout, addresses: Sequence[int], regions: Sequence[int] = ()) -> Planner:
         """See :class:`Mover`."""
         return Planner(
             layout,
             addresses,
             arena=(self._arena.address, self._arena.nbytes),
             block_nbytes=HostTier.block_of(layout.page_nbytes),
+            regions=_regions(regions),
             groups=self._groups,
         )
 
@@ -179,7 +195,7 @@ class BouncedMover:
         self._groups = groups
         self._half = bounce.nbytes // 2
 
-    def planner(self, layout: PoolLayout, addresses: Sequence[int]) -> Planner:
+    def planner(self, layout: PoolLayout, addresses: Sequence[int], regions: Sequence[int] = ()) -> Planner:
         """See :class:`Mover`."""
         if layout.page_nbytes > self._half:
             raise UsageError(
@@ -188,7 +204,7 @@ class BouncedMover:
                 remedy="let the host tier be pinned (its status says why it is not), or use smaller pages",
             )
         arena = (self._bounce.address, self._bounce.nbytes)
-        return Planner(layout, addresses, arena=arena, groups=self._groups)
+        return Planner(layout, addresses, arena=arena, regions=_regions(regions), groups=self._groups)
 
     def move(
         self,
