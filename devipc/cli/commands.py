@@ -15,9 +15,11 @@ __all__ = ["group"]
 
 _COMMANDS = {
     "backends": "devipc.cli.backends",
+    "conformance": "devipc.cli.conformance",
     "demo": "devipc.cli.demo",
     "env": "devipc.cli.env",
     "explain": "devipc.cli.explain",
+    "hicache": "devipc.cli.hicache",
     "matrix": "devipc.cli.matrix",
     "probe": "devipc.cli.probe",
 }

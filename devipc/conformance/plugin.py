@@ -23,10 +23,17 @@ from devipc.conformance.suite import Suite
 from devipc.errors import DevIPCError
 from devipc.types import HandleKind, Strategy
 
-__all__ = ["case_of", "pytest_addoption", "pytest_configure"]
+__all__ = ["Prepared", "case_of", "pytest_addoption", "pytest_configure"]
 
 _HUNG_STATUS = 70
 _LETTERS = {Result.FAIL: "F", Result.ERROR: "E", Result.SKIP: "s", Result.DEVIATION: "d"}
+
+
+class Prepared:
+    """A plugin that hands over a run that was made already; see :func:`devipc.conformance.running.run`."""
+
+    def __init__(self, suite: Suite) -> None:
+        self.suite = suite
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,6 +48,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     ):
         group.addoption(f"--devipc-{name}", dest=f"devipc_{name}", default="", help=what)
     group.addoption("--devipc-deadline", dest="devipc_deadline", type=float, help="limit of every wait in seconds")
+    for name, what in (
+        ("required", "a skip that the profile does not list is a failure"),
+        ("simulated", "the driver is no real one; the results say so"),
+    ):
+        group.addoption(f"--devipc-{name}", dest=f"devipc_{name}", action="store_true", help=what)
     group.addoption("--devipc-large", dest="devipc_large", action="store_true", help="run cases that need gigabytes")
     group.addoption(
         "--devipc-exclusive", dest="devipc_exclusive", action="store_true", help="nobody else uses the device"
@@ -52,8 +64,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Open the backend, or end the run with the reason why not."""
     if config.getoption("help"):
         return
+    ready = [plugin.suite for plugin in config.pluginmanager.get_plugins() if isinstance(plugin, Prepared)]
     try:
-        suite = Suite.of(config)
+        suite = ready[0] if ready else Suite.of(config)
     except DevIPCError as error:
         raise pytest.UsageError(str(error)) from error
     config.devipc_suite = suite  # type: ignore[attr-defined]

@@ -121,8 +121,17 @@ class Recorder:
                 worst[record.case.id] = max(known, record.result, key=lambda result: result.rank)
         return worst
 
+    def skips(self) -> dict[str, dict[str, str]]:
+        """Return why cases were skipped: by case, then by its parameters."""
+        found: dict[str, dict[str, str]] = {}
+        for record in self._records.values():
+            if record.result is Result.SKIP:
+                found.setdefault(record.case.id, {})[record.parameters] = record.reason
+        return dict(sorted(found.items()))
+
     def document(self, backend: Backend, info: DeviceInfo, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the whole run as JSON-ready values."""
+        facts = dict(backend.facts())
         return {
             "schema": SCHEMA,
             "date": self._started.isoformat(timespec="seconds"),
@@ -131,10 +140,13 @@ class Recorder:
             "kernel": platform.release(),
             "machine": platform.machine(),
             "backend": backend.name,
-            "facts": dict(backend.facts()),
+            "driver": facts.get("driver", ""),
+            "bindings": facts.get("bindings", ""),
+            "facts": facts,
             "device": {"uuid": info.uuid, "name": info.name, "pci": info.pci, "total_nbytes": info.total_nbytes},
             "settings": dict(settings),
             "counts": {result.value: count for result, count in self.counts().items()},
+            "skips": self.skips(),
             "cases": {identity: result.value for identity, result in sorted(self.by_case().items())},
             "tests": [record.to_json() for record in self._records.values()],
         }

@@ -80,9 +80,12 @@ class Suite:
             "backend": backend,
             "device": config.getoption("devipc_device"),
             "deadline_s": config.getoption("devipc_deadline"),
-            "exclusive_device": config.getoption("devipc_exclusive") or None,
+            "exclusive_device": config.getoption("devipc_exclusive"),
+            "simulated": config.getoption("devipc_simulated"),
         }
         profile = dataclasses.replace(profile, **{name: value for name, value in changes.items() if value})
+        if config.getoption("devipc_required"):
+            profile = dataclasses.replace(profile, skips_allowed=False)
         only = tuple(part for part in (config.getoption("devipc_only") or "").split(",") if part)
         results = config.getoption("devipc_results")
         large = config.getoption("devipc_large")
@@ -200,14 +203,20 @@ class Suite:
     def abandon(self) -> None:
         """Write the results and end all peers; the device of this process is stuck."""
         if self._results is not None:
-            settings = {
-                "large": self.large,
-                "only": list(self.only),
-                "exclusive_device": self.profile.exclusive_device,
-                "deviations": [dataclasses.asdict(known) for known in self.profile.deviations],
-            }
-            self.recorder.write(self._results, self.recorder.document(self.backend, self._device.info, settings))
+            self.recorder.write(self._results, self.document())
         self.peers.close()
+
+    def document(self) -> dict[str, Any]:
+        """Return the results so far, as the file has them."""
+        settings = {
+            "simulated": self.profile.simulated,
+            "skips_allowed": self.profile.skips_allowed,
+            "large": self.large,
+            "only": list(self.only),
+            "exclusive_device": self.profile.exclusive_device,
+            "deviations": [dataclasses.asdict(known) for known in self.profile.deviations],
+        }
+        return self.recorder.document(self.backend, self._device.info, settings)
 
     def close(self) -> None:
         """Write the results, end all peers and close the device."""
