@@ -16,10 +16,10 @@ import os
 import threading
 from collections.abc import Callable
 
-from devipc.errors import CapabilityError, DevIPCError, ResourceExhausted, UsageError
+from devipc.errors import CapabilityError, DevIPCError, HandleError, ResourceExhausted, UsageError
 from devipc.host.meminfo import memory_info
 from devipc.interfaces.transfer import DeviceTransfer, HostRegistration
-from devipc.memfd import PAGE_NBYTES, REQUIRED_SEALS, SharedMap, create_memfd, round_up
+from devipc.memfd import PAGE_NBYTES, REQUIRED_SEALS, SharedMap, create_memfd, round_up, validate_memfd
 from devipc.types import MemoryInfo
 
 __all__ = ["CHUNK_NBYTES", "HEADROOM", "HostArena", "Pinned", "budget_nbytes"]
@@ -90,6 +90,26 @@ class HostArena:
         except BaseException:
             self.close()
             raise
+
+    @classmethod
+    def open(cls, fd: int, nbytes: int) -> HostArena:
+        """Map an arena that another process made. The descriptor is owned, also when this raises.
+
+        Raises
+        ------
+        HandleError
+            When it is not sealed against a change of size, or has another one.
+        """
+        arena = cls.__new__(cls)
+        try:
+            if validate_memfd(fd, min_nbytes=nbytes) != nbytes:
+                raise HandleError(f"an arena of another size than {nbytes}", code="arena")
+            arena.nbytes, arena._fd = nbytes, fd
+            arena._map = SharedMap(fd, nbytes)
+        except BaseException:
+            os.close(fd)
+            raise
+        return arena
 
     @property
     def address(self) -> int:

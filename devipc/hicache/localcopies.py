@@ -13,6 +13,7 @@ from devipc.completion.half import need_transfer
 from devipc.errors import DevIPCError
 from devipc.hicache.arena import CHUNK_NBYTES, HostArena, Pinned
 from devipc.hicache.copies import OpenedPool, Opener
+from devipc.hicache.layout import PoolLayout
 from devipc.hicache.mover import BouncedMover, MarkerPool, Mover, PinnedMover
 from devipc.hicache.planner import LAYER_GROUPS, Direction, Planner
 from devipc.hicache.pools import Pool
@@ -199,12 +200,14 @@ class LocalCarrier:
         """See :class:`~devipc.hicache.copies.Carrier`."""
         return self._copies[direction]
 
+    def planner(self, layout: PoolLayout, addresses: Sequence[int], regions: Sequence[int] = ()) -> Planner:
+        """Return what plans for a pool at these addresses; see :class:`~devipc.hicache.mover.Mover`."""
+        return self._copies[Direction.BACKUP].mover.planner(layout, addresses, regions)
+
     def open_pool(self, owner: bytes, request: RegisterPool, done: Opener) -> None:
         """See :class:`~devipc.hicache.copies.Carrier`; answers at once."""
         try:
-            opened: OpenedPool | DevIPCError = self._copies[Direction.BACKUP].mover.planner(
-                request.layout, request.addresses
-            )
+            opened: OpenedPool | DevIPCError = self.planner(request.layout, request.addresses)
         except DevIPCError as error:
             opened = error
         done(opened)

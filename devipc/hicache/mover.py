@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from devipc.errors import ClosedError, DevIPCError, UsageError
+from devipc.errors import BoundsError, ClosedError, DevIPCError, UsageError
 from devipc.hicache.arena import HostArena
 from devipc.hicache.hosttier import HostTier
 from devipc.hicache.layout import PoolLayout
@@ -118,6 +118,20 @@ def _submit(transfer: DeviceTransfer, stream: Stream, plan: CopyPlan, on_group: 
         on_group(group)
 
 
+def _check_places(places: Places, page_nbytes: int, arena_nbytes: int) -> None:
+    """Refuse places outside of the arena, where no plan is made that would."""
+    most = arena_nbytes // page_nbytes
+    inside = (places.span >= 1) & (places.span <= most) & (places.index >= 0) & (places.index < places.span)
+    inside &= (places.offset >= 0) & (places.offset <= arena_nbytes)
+    # Only now can the ends not overflow.
+    if not inside.all() or (places.offset + places.span * page_nbytes > arena_nbytes).any():
+        raise BoundsError(
+            f"host places leave the {arena_nbytes} bytes of host memory",
+            code="host_bounds",
+            remedy="pass offsets inside the arena, and indices below the extent's length",
+        )
+
+
 class PinnedMover:
     """Copies straight to and from a registered arena.
 
@@ -217,6 +231,7 @@ class BouncedMover:
     ) -> None:
         """See :class:`Mover`. When it returns, the copies are done."""
         page = planner.page_nbytes
+        _check_places(places, page, self._arena.nbytes)
         base = self._bounce.address + (self._half if direction is Direction.RESTORE else 0)
         step = self._half // page
         pieces = [component.page_rows * plane.row_nbytes for component, plane in planner.layout.planes()]

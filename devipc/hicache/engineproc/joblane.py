@@ -1,0 +1,178 @@
+"""One direction of the engine process: the thread that takes orders to copy, submits them, and reports their ends.
+
+Owns its ring of orders and the jobs in flight. An order that is wrong is reported as failed, and touches nothing: pages
+and places are checked again here, whatever the supervisor has checked.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from devipc.channel.hello import encode_error
+from devipc.errors import CompletionTimeout, DevIPCError, StaleError
+from devipc.hicache import jobs as j
+from devipc.hicache.engineproc.clients import Clients, EngineClient, MappedPool
+from devipc.hicache.engineproc.timeline import JobFence, Timeline
+from devipc.hicache.localcopies import LocalCopies, LocalJob
+from devipc.hicache.planner import Direction
+from devipc.hicache.pulse import Pulse
+from devipc.hicache.ring import Consumer
+
+__all__ = ["JobLane"]
+
+_IDLE_S = 0.5
+_SPIN_S, _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.3e-3, 20e-6, 0.2e-3
+_OWED_PAUSE_S = 5e-3
+_log = logging.getLogger("devipc.hicache")
+
+
+@dataclass(slots=True)
+class _Flying:
+    number: int
+    job: LocalJob
+    client: EngineClient
+    pool: MappedPool
+
+
+class JobLane:
+    """See the module.
+
+    Parameters
+    ----------
+    direction : Direction
+        Which way.
+    copies : LocalCopies
+        Its stream.
+    orders : Consumer
+        Owned.
+    report : callable
+        Takes reports; any thread.
+    lose : callable
+        Told when it is not known any more whether copies are over; does not return.
+    """
+
+    def __init__(
+        self,
+        direction: Direction,
+        copies: LocalCopies,
+        orders: Consumer,
+        clients: Clients,
+        pulse: Pulse,
+        *,
+        report: Callable[[j.Report], None],
+        lose: Callable[[DevIPCError], None],
+    ) -> None:
+        self.direction = direction
+        self.moved = 0
+        self._copies = copies
+        self._orders = orders
+        self._clients = clients
+        self._pulse = pulse
+        self._report = report
+        self._lose = lose
+        self._flying: deque[_Flying] = deque()
+        self._owed: set[Timeline] = set()
+        self._stopping = False
+        copies.stopped = self._get_on
+        self._thread = threading.Thread(target=self._run, name=f"devipc-engine-{direction.value}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to take orders."""
+        self._thread.start()
+
+    @property
+    def flying(self) -> int:
+        """Jobs in flight."""
+        return len(self._flying)
+
+    def stop(self, *, timeout_s: float) -> bool:
+        """Take no more orders, and wait for what is in flight; False when that took too long."""
+        self._stopping = True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _get_on(self) -> bool:
+        """Say that a copy through the buffer is waiting for its stream, not stuck in a call."""
+        self._pulse.busy(self.direction.value)
+        return self._stopping
+
+    def _run(self) -> None:
+        quiet_since = time.monotonic()
+        while True:
+            try:
+                order = self._orders.take(timeout_s=self._pause_s(quiet_since))
+            except CompletionTimeout:
+                order = b""
+            except DevIPCError as error:
+                self._lose(error)
+                return
+            if order or self._flying or self._owed:
+                self._pulse.busy(self.direction.value)
+                try:
+                    if order:
+                        self._begin(order)
+                    if self._look() or order:
+                        quiet_since = time.monotonic()
+                except BaseException as error:  # a stream of which nothing is known, or a defect: the process ends
+                    _log.exception("the engine process ends")
+                    self._lose(error if isinstance(error, DevIPCError) else _defect(error))
+                    return
+                finally:
+                    self._pulse.idle(self.direction.value)
+            if self._stopping and not self._flying:
+                return
+
+    def _pause_s(self, quiet_since: float) -> float:
+        """How long to wait for an order: devices wake nobody, so what flies is looked at again and again."""
+        if not self._flying:
+            return _OWED_PAUSE_S if self._owed else 0.05 if self._stopping else _IDLE_S
+        if time.monotonic() - quiet_since < _SPIN_S:
+            return _FIRST_PAUSE_S
+        time.sleep(_LONGEST_PAUSE_S)  # a ring sleeps for whole milliseconds
+        return 0.0
+
+    def _begin(self, body: bytes) -> None:
+        move = j.decode_move(body)
+        pages, places = j.lists_of(move)
+        try:
+            client = self._clients.get(move.client)
+            client.slots.check(move.slot)
+            pool = client.use((move.pool, move.generation))
+        except DevIPCError as error:
+            self._report(j.Done(move.job, encode_error(error)))
+            return
+        timeline = client.timelines.get(self.direction)
+        if timeline is None:
+            client.unuse(pool)
+            unfenced = StaleError("the client's session has no fences", remedy="attach again")
+            self._report(j.Done(move.job, encode_error(unfenced)))
+            return
+        count = len(pool.planner.groups) if self.direction is Direction.RESTORE else 1
+        fence = JobFence(timeline, count, client.slots, move.slot, move.op)
+        job = self._copies.move(pool.planner, self.direction, pages, places, fence)
+        fence.finish(self._copies.stream)
+        self._owed.add(timeline)
+        self._flying.append(_Flying(move.job, job, client, pool))
+
+    def _look(self) -> bool:
+        """Report what is over; True when anything was."""
+        moved = False
+        while self._flying and self._flying[0].job.poll():
+            flying = self._flying.popleft()
+            flying.client.unuse(flying.pool)
+            error = flying.job.error
+            self._report(j.Done(flying.number, None if error is None else encode_error(error)))
+            self.moved += 1
+            moved = True
+        if self._owed:
+            self._owed = {timeline for timeline in self._owed if not timeline.catch_up(self._copies.stream)}
+        return moved
+
+
+def _defect(error: BaseException) -> DevIPCError:
+    return DevIPCError(f"{type(error).__name__}: {error}", code="defect", remedy="report it")
