@@ -16,10 +16,13 @@ from devipc.errors import UsageError
 from devipc.hicache.engine import EngineConfig
 from devipc.hicache.policy import WritePolicy
 
-__all__ = ["OPTIONS", "PREFIX", "DaemonConfig", "Option", "load_config", "option_table", "parse_size"]
+__all__ = ["FILE_VARIABLE", "OPTIONS", "PREFIX", "DaemonConfig", "Option", "load_config", "option_table", "parse_size"]
 
 PREFIX = "DEVIPC_HICACHE_"
 """What the names of environment variables begin with."""
+
+FILE_VARIABLE = PREFIX + "CONFIG"
+"""Names the file, where no flag does."""
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -117,6 +120,20 @@ class Option:
         return "--" + self.name.replace("_", "-")
 
     @property
+    def shown(self) -> str:
+        """The default as it may be passed; ``none`` for an empty list, ``empty`` for empty text."""
+        value = self.default
+        if isinstance(value, bool):
+            return str(value).lower()
+        if self.kind == "size" and value:
+            for unit, step in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+                if value % step == 0:
+                    return f"{value // step}{unit}"
+        if isinstance(value, tuple):
+            return ",".join(map(str, value)) or "none"
+        return f"{value:g}" if isinstance(value, float) else str(value) or "empty"
+
+    @property
     def variable(self) -> str:
         """Spelling in the environment."""
         return PREFIX + self.name.upper()
@@ -135,6 +152,8 @@ def _engine_options() -> list[Option]:
         "max_ops": "Transfers that a client may have unfinished; more are refused as busy.",
         "max_flying": "Operations on a stream at a time, for each direction.",
         "max_flying_nbytes": "Bytes on a stream at a time, for each direction; an operation alone may be larger.",
+        "backup_nbytes_per_s": "Bytes a second from the device at most, on average; 0: as many as it moves.",
+        "restore_nbytes_per_s": "Bytes a second to the device at most, on average; 0: as many as it moves.",
         "layer_groups": "Layers of a restore's first fences; the last takes the rest.",
     }
     found = []
@@ -145,13 +164,13 @@ def _engine_options() -> list[Option]:
         default: Any = field.default
         parse: Callable[[object], Any]
         if isinstance(default, bool):
-            kind, parse = "true or false", _parse_bool
-        elif field.name.endswith("_nbytes"):
+            kind, parse = "true|false", _parse_bool
+        elif "_nbytes" in field.name:
             kind, parse = "size", parse_size
         elif isinstance(default, int):
             kind, parse = "integer", _parse_int
         else:
-            kind, parse, default = "list of integers", _parse_ints, tuple(default)
+            kind, parse, default = "integers", _parse_ints, tuple(default)
         found.append(Option(field.name, kind, default, help_of[field.name], parse))
     return found
 
@@ -169,14 +188,14 @@ OPTIONS: tuple[Option, ...] = (
     Option("device", "text", "", "Identity of the device; the backend's first when empty.", _parse_text),
     Option(
         "strategy",
-        "auto, stream_memop, host_flag, polling or event",
+        "auto|stream_memop|host_flag|polling|event",
         "auto",
         "Completion strategy to insist on.",
         _one_of("auto", "stream_memop", "host_flag", "polling", "event"),
     ),
     Option(
         "allow_uids",
-        "list of integers",
+        "integers",
         (),
         "Further users whose processes may connect, for containers. The folder of the socket must let them in.",
         _parse_ints,
@@ -184,23 +203,23 @@ OPTIONS: tuple[Option, ...] = (
     *_engine_options(),
     Option("max_clients", "integer", 64, "Clients at a time; more are refused as busy.", _parse_int),
     Option(
-        "backup_nbytes_per_s", "size", 0, "Bytes a second from the device at most; 0: as many as it moves.", parse_size
-    ),
-    Option(
-        "restore_nbytes_per_s", "size", 0, "Bytes a second to the device at most; 0: as many as it moves.", parse_size
-    ),
-    Option(
         "write_policy",
-        " or ".join(_POLICIES),
+        "|".join(_POLICIES),
         WritePolicy.WRITE_THROUGH.value,
-        "When clients that ask back up a page: when it is computed, when it was hit `write_after_hits` times, or"
-        " before it is evicted from the device.",
+        "What clients are told about when to back up a page: when it is computed, when it is hit again, or before it"
+        " is evicted from the device.",
         _one_of(*_POLICIES),
     ),
-    Option("write_after_hits", "integer", 2, "Hits of a page before it is backed up selectively.", _parse_int),
-    Option("messages", "true or false", False, "Messages only: no rings in shared memory.", _parse_bool),
+    Option("messages", "true|false", False, "Messages only: no rings in shared memory.", _parse_bool),
     Option("start_timeout_s", "seconds", 120.0, "How long the engine may take to be ready.", _parse_seconds),
     Option("drain_timeout_s", "seconds", 30.0, "How long a drain waits for what is under way.", _parse_seconds),
+    Option(
+        "reap_s",
+        "seconds",
+        30.0,
+        "How long copies of a client that is gone may go on, before the engine is killed and started again.",
+        _parse_seconds,
+    ),
     Option("stall_s", "seconds", 10.0, "An operation that is so long over its deadline is reported.", _parse_seconds),
     Option(
         "stuck_s",
@@ -210,7 +229,7 @@ OPTIONS: tuple[Option, ...] = (
         _parse_seconds,
     ),
     Option("metrics_port", "integer", 0, "Prometheus metrics on this port of 127.0.0.1; 0: none.", _parse_int),
-    Option("log_level", " or ".join(_LEVELS), "info", "What is logged to standard error.", _one_of(*_LEVELS)),
+    Option("log_level", "|".join(_LEVELS), "info", "What is logged to standard error.", _one_of(*_LEVELS)),
     Option(
         "engine_module",
         "text",
@@ -279,10 +298,8 @@ def load_config(
             origins[name] = origin
     config = DaemonConfig(values, origins)
     config.engine()
-    least = {"max_clients": 1, "write_after_hits": 1, "backup_nbytes_per_s": 0, "restore_nbytes_per_s": 0}
-    for name, low in least.items():
-        _bounds(name, values[name], low, 2**63 - 1)
-    _bounds("metrics_port", values["metrics_port"], 0, 65535)
+    for name, low, high in (("max_clients", 1, 4096), ("metrics_port", 0, 65535)):
+        _bounds(name, values[name], low, high)
     return config
 
 
@@ -304,7 +321,8 @@ def _from_file(file: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name.removeprefix(PREFIX).lower(): value for name, value in environment.items() if name.startswith(PREFIX)}
+    names = {name for name in environment if name.startswith(PREFIX)} - {FILE_VARIABLE}
+    return {name.removeprefix(PREFIX).lower(): environment[name] for name in names}
 
 
 def _parsed(name: str, value: object, origin: str) -> Any:
@@ -326,18 +344,6 @@ def option_table() -> str:
     """Return the table of all options as Markdown, for the manual."""
     lines = ["| option | value | default | |", "|---|---|---|---|"]
     for option in OPTIONS:
-        lines.append(f"| `{option.name}` | {option.kind} | {_shown(option)} | {option.help} |")
+        kind = option.kind.replace("|", ", ")
+        lines.append(f"| `{option.name}` | {kind} | `{option.shown}` | {option.help} |")
     return "\n".join(lines) + "\n"
-
-
-def _shown(option: Option) -> str:
-    value = option.default
-    if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
-    if option.kind == "size" and value:
-        for unit, step in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-            if value % step == 0:
-                return f"`{value // step}{unit}`"
-    if isinstance(value, tuple):
-        return f"`{','.join(map(str, value))}`" if value else "none"
-    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`" if value != "" else "empty"

@@ -80,6 +80,6 @@ def test_every_option_can_be_given_as_its_default_is_shown() -> None:
     """Defaults survive the way through the environment, so that what the manual shows can be pasted."""
     rows = [line.split(" | ") for line in option_table().splitlines()[2:]]
     assert [row[0] for row in rows] == [f"| `{option.name}`" for option in OPTIONS]
-    shown = {row[0][3:-1]: row[2].strip("`") for row in rows}
+    shown = {option.name: option.shown for option in OPTIONS}
     environment = {PREFIX + name.upper(): text for name, text in shown.items() if text not in ("empty", "none")}
     assert load_config(environment=environment).values == load_config(environment={}).values

@@ -1,0 +1,213 @@
+"""Keeps one engine process running: starts it, waits for its end, lets its clients go, and starts the next one.
+
+Owns one *life* at a time: an engine process and the tables that were made for it. The host tier outlives them. It
+knows clients only as something that has to be let go between two lives.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from devipc.deadline import no_thread
+from devipc.errors import CompletionTimeout, DevIPCError
+from devipc.hicache.arena import HostArena
+from devipc.hicache.daemon.options import DaemonConfig
+from devipc.hicache.engine import Engine
+from devipc.hicache.hosttier import HostTier
+from devipc.hicache.remote import EngineProcess, EngineSpawn
+
+__all__ = ["Keeper", "Life"]
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
+_LIVED_S = 10.0  # a life that was so long makes the next pause short again
+_LETTING_GO_S = 10.0
+_KILLED_S = 5.0
+_LOOK_S = 0.1
+_log = logging.getLogger("devipc.hicache")
+
+
+@dataclass(slots=True, eq=False)
+class Life:
+    """An engine process, and the tables that go with it."""
+
+    process: EngineProcess
+    engine: Engine
+    number: int
+    began: float = field(default_factory=time.monotonic)
+    dying: threading.Event = field(default_factory=threading.Event)
+    cause: DevIPCError | None = None
+
+    def ended(self, error: DevIPCError) -> None:
+        """Take what the process tells of its end: dying, and, with a DeviceLostError, gone."""
+        self.cause = self.cause or error
+        self.engine.lose(error)
+        self.dying.set()
+
+
+class Keeper:
+    """See the module. Any thread.
+
+    Parameters
+    ----------
+    config : DaemonConfig
+        Which engine, and how patient to be.
+    arena, tier
+        What the engines move pages from and to; they stay the caller's.
+    folder : str
+        Where the engines' sockets are made.
+    let_go : callable
+        Lets all clients of a life go, whose engine moves nothing any more, within the seconds given.
+    """
+
+    def __init__(
+        self,
+        config: DaemonConfig,
+        arena: HostArena,
+        tier: HostTier,
+        *,
+        folder: str,
+        let_go: Callable[[Life, float], None],
+    ) -> None:
+        self._config, self._arena, self._tier = config, arena, tier
+        self._folder = folder
+        self._let_go = let_go
+        self._lock = threading.Lock()
+        self._life: Life | None = None
+        self._stopping = threading.Event()
+        self._begun = threading.Event()
+        self.failure: DevIPCError | None = None
+        self.starts = 0
+        self.last_end = ""
+        self.moved = {"backup": 0, "restore": 0}  # bytes, in lives that are over
+        self._patience_s = _LETTING_GO_S
+        # One thread starts all of them: an engine dies with the thread that is its parent.
+        self._thread = threading.Thread(target=self._run, name="devipc-hicache-keeper", daemon=True)
+
+    @property
+    def life(self) -> Life | None:
+        """The life that serves; None between two of them."""
+        life = self._life
+        return None if life is None or life.dying.is_set() else life
+
+    @property
+    def current(self) -> Life | None:
+        """The life that serves, or whose end is not over yet."""
+        return self._life
+
+    @property
+    def over(self) -> bool:
+        """True when no engine is left that could touch the tier's memory."""
+        return self._life is None and not self._thread.is_alive()
+
+    def start(self) -> None:
+        """Begin to start the first engine. Does not wait for it."""
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise no_thread("keep an engine", error) from error
+
+    def wait_begun(self, timeout_s: float) -> bool:
+        """Block until the first engine serves, or failed to: then :attr:`failure` says why. False while neither."""
+        return self._begun.wait(timeout_s)
+
+    def kill(self, why: str) -> None:
+        """End the engine process at once; another one follows. Does not wait."""
+        life = self._life
+        if life is not None and not life.dying.is_set():
+            _log.error("the engine process is killed: %s", why)
+            self.last_end = why
+            life.process.kill()
+
+    def close(self, timeout_s: float) -> None:
+        """End the engine, by force if it takes longer than ``timeout_s``, and start no other. Blocks.
+
+        An engine that is just being started is not waited for: it ends with this process.
+        """
+        self._patience_s = timeout_s
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join(2 * timeout_s + 3 * _KILLED_S if self._begun.is_set() else timeout_s)
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        pause = _FIRST_PAUSE_S
+        try:
+            while not self._stopping.is_set():
+                life = self._begin()
+                if life is None:
+                    if self.failure is not None:
+                        return
+                else:
+                    self._live(life)
+                    if time.monotonic() - life.began > _LIVED_S:
+                        pause = _FIRST_PAUSE_S
+                self._stopping.wait(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+        except BaseException:
+            _log.exception("a defect of the daemon: no engine is started any more")
+        finally:
+            self._begun.set()
+
+    def _begin(self) -> Life | None:
+        config = self._config
+        first = not self._begun.is_set()
+        try:
+            process = EngineProcess(self._spawn(), self._arena.fileno(), self._arena.nbytes)
+            engine = Engine(process.carrier, self._tier, config.engine())
+        except DevIPCError as error:
+            if first:
+                self.failure = error
+            else:
+                self.last_end = str(error)
+                _log.error("the engine did not start, and is tried again: %s", error)
+            return None
+        self.starts += 1
+        life = Life(process, engine, self.starts)
+        process.on_end(life.ended)
+        self._life = life
+        _log.info("engine process %d serves %s", process.pid, engine.carrier.device_uuid)
+        self._begun.set()
+        return life
+
+    def _spawn(self) -> EngineSpawn:
+        config = self._config
+        return EngineSpawn(
+            backend=config.backend,
+            device=config.device,
+            strategy="" if config.strategy == "auto" else config.strategy,
+            folder=self._folder,
+            module=config.engine_module,
+            start_timeout_s=config.start_timeout_s,
+            chunk_nbytes=config.chunk_nbytes,
+            pin_required=config.pin_required,
+            bounce_nbytes=config.bounce_nbytes,
+            layer_groups=config.layer_groups,
+        )
+
+    def _live(self, life: Life) -> None:
+        while not self._stopping.is_set() and not life.process.ended:
+            if life.dying.wait(_LOOK_S):
+                life.process.wait_ended(timeout_s=_LOOK_S)
+        if life.process.ended:
+            self.last_end = self.last_end or str(life.cause)
+            _log.error("engine process %d is gone: %s", life.process.pid, life.cause)
+        self._let_go(life, self._patience_s)
+        try:
+            life.engine.close(self._patience_s)
+        except CompletionTimeout as error:
+            _log.error("the engine process is killed: %s", error)
+            life.process.kill()
+            life.process.wait_ended(timeout_s=_KILLED_S)
+            self._let_go(life, _KILLED_S)
+            life.engine.close(_KILLED_S)
+        for name, lane in (("backup", life.engine.backups), ("restore", life.engine.restores)):
+            self.moved[name] += lane.moved_nbytes
+        if life.process.close(_KILLED_S):
+            self._life = None
+        else:
+            _log.error("engine process %d does not end: its memory stays in use", life.process.pid)
