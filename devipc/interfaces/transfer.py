@@ -103,7 +103,10 @@ class DeviceTransfer(Protocol):
         ...
 
     def copy_strided(self, stream: Stream, copies: U64Array) -> None:
-        """Do ``n`` two-dimensional copies; of each, at least one side is device memory, as for :meth:`copy`.
+        """Do ``n`` two-dimensional copies, with no order among them.
+
+        Of each copy at least one side is device memory, as for :meth:`copy`. The array is snapshot before the call
+        returns.
 
         Parameters
         ----------

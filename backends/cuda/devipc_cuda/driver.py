@@ -29,15 +29,14 @@ __all__ = [
     "bindings_version",
     "bound",
     "call",
-    "copy_attributes",
     "device_attribute",
+    "entry",
     "fd_handle_type",
     "handle_bytes",
     "handle_from_bytes",
     "initialize",
     "library_paths",
     "make",
-    "make_struct",
     "name_of",
     "parent_uuid",
     "pointer_attribute",
@@ -283,18 +282,28 @@ def attempt_pointer_attribute(attribute: int, ptr: int) -> tuple[int, int]:
 
     By ctypes: the binding of 13.3 knows some attributes by name and refuses to read them (TypeError).
     """
-    function = _pointer_get_attribute()
+    _check_process()
+    function = entry("cuPointerGetAttribute", 4000, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64)
     value = (ctypes.c_uint64 * 2)()  # room for the one attribute that is longer
     report("cuPointerGetAttribute")
     return int(function(value, attribute, ptr)), int(value[0])
 
 
 @functools.cache
-def _pointer_get_attribute() -> Callable[..., int]:
-    found = call("cuGetProcAddress", b"cuPointerGetAttribute", 4000, 0)
-    if not found[0]:
-        raise _missing("cuPointerGetAttribute", "the driver does not have it")
-    return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64)(found[0])
+def entry(name: str, version: int, *types: Any) -> Callable[..., int]:
+    """Return the C function as it was in CUDA ``version``, for calls by the thousand; it returns its status.
+
+    Nobody reports or checks its calls but the caller. It lets go of the GIL, as the binding's functions do.
+
+    Raises
+    ------
+    CapabilityError
+        When the driver does not have it, or not yet.
+    """
+    status, found = attempt("cuGetProcAddress", name.encode(), version, 0)
+    if status or not found[0]:
+        raise _missing(name, f"the driver does not have that of CUDA {version // 1000}.{version % 1000 // 10}")
+    return ctypes.CFUNCTYPE(ctypes.c_int, *types)(found[0])
 
 
 _NO_ANSWER = {1, 101, 201, 500, 801}
@@ -308,11 +317,6 @@ def relaxed_capture() -> Any:
 def make(name: str, value: int) -> Any:
     """Return the binding's object of type ``name`` (a handle or an enumeration) for an integer."""
     return getattr(_bindings(), name)(value)
-
-
-def make_struct(name: str) -> Any:
-    """Return a zeroed structure of the bindings."""
-    return getattr(_bindings(), name)()
 
 
 def handle_bytes(handle: Any) -> bytes:
@@ -369,10 +373,3 @@ def access_desc(ordinal: int) -> Any:
     _fill_location(location, ordinal)
     desc.location = location
     return desc
-
-
-def copy_attributes() -> Any:
-    """Return the attributes of a batch of copies whose sources are read in stream order."""
-    attributes = _bindings().CUmemcpyAttributes()
-    attributes.srcAccessOrder = _bindings().CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
-    return attributes

@@ -1,21 +1,20 @@
 """Streams, copies, host registration and markers of one device: copy engines only, no kernel is launched.
 
-Owns the submission of copies and what is cheap about it. Knows nothing of other processes.
+Owns which form of copy the driver is given; how many are given to it at once is :mod:`devipc_cuda.submit`'s. Knows
+nothing of other processes.
 
-Sources: a strided copy names its memory as ``unified``, so that the driver finds out what an address is, and is
-refused above ``MAX_PITCH``; a batch is refused on default streams and makes no promise about order inside of it (CUDA
-driver API, memory management).
+Sources: a strided copy is refused above ``MAX_PITCH``, a batch on default streams (CUDA driver API, memory
+management).
 """
 
 from __future__ import annotations
 
-import ctypes
-import struct
+import functools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from devipc.spi import CapabilityError, HostRegistration, Marker, MemoryInfo, Stream, UsageError
+from devipc.spi import HostRegistration, Marker, MemoryInfo, Stream, UsageError
 from devipc_cuda import driver, streams
 from devipc_cuda.context import Context
 from devipc_cuda.host_memory import DEFAULT_STEP_NBYTES, HostMemory, Rectangle
@@ -23,20 +22,13 @@ from devipc_cuda.streams import CudaStream
 from devipc_cuda.sync import query
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    U64Array = npt.NDArray[np.uint64]
+    from devipc_cuda.submit import Submission, U64Array
 
 __all__ = ["CudaMarker", "CudaTransfer"]
 
 _NON_BLOCKING = 1
 _DISABLE_TIMING = 2
-_UNIFIED = 4
 _DEFAULT_MAX_PITCH = 2**31 - 1
-
-# CUDA_MEMCPY2D: x, y, type, padding, host, device, array, pitch for source and destination, then width and height.
-_COPY_2D = struct.Struct("=QQIIQQQQQQIIQQQQQQ")
 
 
 class CudaMarker:
@@ -47,22 +39,6 @@ class CudaMarker:
     def __init__(self, native: Any) -> None:
         self.native = native
         self.recorded = False
-
-
-class _StridedCopy:
-    """One reusable copy description, written in place: making a binding object for each copy would cost more."""
-
-    def __init__(self) -> None:
-        self.description = driver.make_struct("CUDA_MEMCPY2D")
-        self._bytes = (ctypes.c_char * _COPY_2D.size).from_address(self.description.getPtr())
-
-    def fill(self, dst: int, src: int, dst_pitch: int, src_pitch: int, width: int, height: int) -> None:
-        _COPY_2D.pack_into(
-            self._bytes, 0,
-            0, 0, _UNIFIED, 0, 0, src, 0, src_pitch,
-            0, 0, _UNIFIED, 0, 0, dst, 0, dst_pitch,
-            width, height,
-        )  # fmt: skip
 
 
 class CudaTransfer:
@@ -80,9 +56,7 @@ class CudaTransfer:
         self._context = context
         self._host = HostMemory(step_nbytes=pin_step_nbytes)
         self._lock = threading.Lock()
-        self._local = threading.local()
         self._max_pitch = driver.device_attribute("MAX_PITCH", context.device) or _DEFAULT_MAX_PITCH
-        self._no_batch = ""
 
     # --- streams ---
 
@@ -129,8 +103,10 @@ class CudaTransfer:
         if nbytes < 0:
             raise UsageError(f"copy of {nbytes} bytes", remedy="lengths are not negative", backend="cuda")
         if nbytes:
+            flat = driver.bound("cuMemcpyAsync")
             with self._context.enqueueing:
-                self._submit(streams.native(stream), [(dst, src, nbytes, nbytes, nbytes, 1)])
+                for part in self._host.split((dst, src, nbytes, nbytes, nbytes, 1)):
+                    flat(part[0], part[1], part[4], streams.native(stream))
 
     def copy_batch(self, stream: Stream, dst: U64Array, src: U64Array, nbytes: U64Array) -> None:
         """Enqueue ``n`` copies in any order: one driver call where there is one, else one for each.
@@ -138,83 +114,70 @@ class CudaTransfer:
         The arrays are copied before the call returns. Ranges of zero bytes are passed over.
         """
         _check_arrays((dst, src, nbytes), shape=(len(dst),))
-        copies = [(d, s, n, n, n, 1) for d, s, n in zip(dst.tolist(), src.tolist(), nbytes.tolist(), strict=True) if n]
-        if not copies:
-            return
-        native = streams.native(stream)
-        with self._context.enqueueing:
-            batched = len(copies) > 1 and not self._no_batch and not _is_default(stream)
-            if not (batched and self._submit_batch(native, self._uncrossed(copies))):
-                self._submit(native, copies)
+        if len(dst):
+            import numpy as np
+
+            self._submit(stream, np.stack((dst, src, nbytes, nbytes, nbytes, np.ones_like(nbytes)), axis=1))
 
     def copy_strided(self, stream: Stream, copies: U64Array) -> None:
-        """Enqueue ``n`` two-dimensional copies; see the interface for the columns.
+        """Enqueue ``n`` two-dimensional copies in any order; see the interface for the columns.
 
-        A pitch above the driver's limit is served row by row, contiguous rows as one flat copy.
+        One driver call where there is one that takes them all, else one for each. A pitch above the driver's limit is
+        served row by row, contiguous rows as one flat copy.
         """
         _check_arrays((copies,), shape=(len(copies), 6))
-        rows: list[Rectangle] = [tuple(row) for row in copies.tolist()]
-        for _, _, dst_pitch, src_pitch, width, height in rows:
-            if height > 1 and width > min(dst_pitch, src_pitch):
-                raise UsageError(
-                    f"rows of {width} bytes overlap at pitches {dst_pitch} and {src_pitch}",
-                    remedy="a row may not be wider than the distance to the next",
-                    backend="cuda",
-                )
-        with self._context.enqueueing:
-            self._submit(streams.native(stream), rows)
-
-    def _uncrossed(self, copies: Iterable[Rectangle]) -> Iterable[Rectangle]:
-        """Split at the borders between registrations, of which there usually are none."""
-        if not self._host.borders:
-            return copies
-        return (part for copy in copies for part in self._host.split(copy))
-
-    def _submit(self, native: Any, copies: Iterable[Rectangle]) -> None:
-        flat = driver.bound("cuMemcpyAsync")
-        strided: Callable[..., None] | None = None
-        max_pitch = self._max_pitch
-        for dst, src, dst_pitch, src_pitch, width, height in self._uncrossed(copies):
-            if not (width and height):
-                continue
-            if height == 1 or dst_pitch == src_pitch == width:
-                flat(dst, src, width * height, native)
-            elif dst_pitch > max_pitch or src_pitch > max_pitch:
-                for row in range(height):
-                    flat(dst + row * dst_pitch, src + row * src_pitch, width, native)
-            else:
-                if strided is None:
-                    strided, reused = driver.bound("cuMemcpy2DAsync"), self._strided_copy()
-                reused.fill(dst, src, dst_pitch, src_pitch, width, height)
-                strided(reused.description, native)
-
-    def _strided_copy(self) -> _StridedCopy:
-        """One description for each thread: the driver has read it when the call returns."""
-        found: _StridedCopy | None = getattr(self._local, "strided", None)
-        if found is None:
-            found = self._local.strided = _StridedCopy()
-        return found
-
-    def _submit_batch(self, native: Any, copies: Iterable[Rectangle]) -> bool:
-        """Try the batch call; False when it is absent or refuses, and then the caller submits one by one.
-
-        Copying a range twice is harmless. An absence is remembered, a refusal is not: its cause may be an address.
-        """
-        dst, src, nbytes = [], [], []
-        for copy in copies:
-            dst.append(driver.make("CUdeviceptr", copy[0]))
-            src.append(driver.make("CUdeviceptr", copy[1]))
-            nbytes.append(copy[4])
-        try:
-            status, _ = driver.attempt(
-                "cuMemcpyBatchAsync", dst, src, nbytes, len(dst), [driver.copy_attributes()], [0], 1, native
+        wrong = (copies[:, 5] > 1) & (copies[:, 4] > copies[:, 2:4].min(axis=1)) if len(copies) else copies[:, 0]
+        if wrong.any():
+            _, _, dst_pitch, src_pitch, width, _ = copies[int(wrong.argmax())].tolist()
+            raise UsageError(
+                f"rows of {width} bytes overlap at pitches {dst_pitch} and {src_pitch}",
+                remedy="a row may not be wider than the distance to the next",
+                backend="cuda",
             )
-        except CapabilityError as error:
-            self._no_batch = str(error)
-            return False
-        if status == 801:
-            self._no_batch = "cuMemcpyBatchAsync -> 801"
-        return status == 0
+        self._submit(stream, copies)
+
+    def _submit(self, stream: Stream, copies: U64Array) -> None:
+        """Sort copies by the driver's forms, with one push of the context for all of them."""
+        import numpy as np
+
+        copies = self._uncrossed(copies[(copies[:, 4] > 0) & (copies[:, 5] > 0)])
+        native = streams.native(stream)
+        width, height = copies[:, 4], copies[:, 5]
+        flat = (height == 1) | ((copies[:, 2] == width) & (copies[:, 3] == width))
+        far = ~flat & (copies[:, 2:4].max(axis=1, initial=0) > self._max_pitch)
+        near = ~flat & ~far
+        rows = [copies[flat]] if flat.any() else []
+        if far.any():
+            rows.append(np.array([row for copy in copies[far].tolist() for row in _rows_of(copy)], np.uint64))
+        with self._context.enqueueing:
+            batch = not _is_default(stream) and not streams.is_capturing(stream)  # both refuse batches
+            for some in rows:
+                self._submission.flat(native, some[:, 0], some[:, 1], some[:, 4] * some[:, 5], batch=batch)
+            if near.any():
+                self._submission.strided(native, copies[near], batch=batch)
+
+    @functools.cached_property
+    def _submission(self) -> Submission:
+        from devipc_cuda.submit import Submission  # brings numpy, which whoever has arrays has
+
+        return Submission()
+
+    def _uncrossed(self, copies: U64Array) -> U64Array:
+        """Split at the borders between registrations, of which there usually are none."""
+        borders = self._host.borders
+        if not borders or not len(copies):
+            return copies
+        import numpy as np
+
+        edges = np.array(borders, np.uint64)
+        crossed = np.zeros(len(copies), np.bool_)
+        for base, pitch in ((copies[:, 0], copies[:, 2]), (copies[:, 1], copies[:, 3])):
+            end = base + (copies[:, 5] - np.uint64(1)) * pitch + copies[:, 4]
+            crossed |= np.searchsorted(edges, base, side="right") != np.searchsorted(edges, end, side="left")
+        if not crossed.any():
+            return copies
+        parts = [part for copy in copies[crossed].tolist() for part in self._host.split(tuple(copy))]
+        return np.concatenate((copies[~crossed], np.array(parts, np.uint64)))
 
     # --- host memory ---
 
@@ -287,6 +250,12 @@ def _live(marker: Marker) -> CudaMarker:
     if not isinstance(marker, CudaMarker) or marker.native is None:
         raise UsageError("no live marker of this backend", remedy="use a marker before it is destroyed", backend="cuda")
     return marker
+
+
+def _rows_of(copy: list[int]) -> Iterator[Rectangle]:
+    dst, src, dst_pitch, src_pitch, width, height = copy
+    for row in range(height):
+        yield dst + row * dst_pitch, src + row * src_pitch, width, width, width, 1
 
 
 def _check_arrays(arrays: tuple[U64Array, ...], *, shape: tuple[int, ...]) -> None:

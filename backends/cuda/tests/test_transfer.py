@@ -50,10 +50,10 @@ def test_strided_copies_match_numpy(device: Any, sim: Any) -> None:
         host.view[:] = source
         bytes_ = np.frombuffer(source, dtype=np.uint8)
         rows = []
-        for _ in range(40):
+        for slot in range(40):
             width, height = random_.randint(1, 300), random_.randint(1, 9)
             dst_pitch, src_pitch = width + random_.randint(0, 90), width + random_.randint(0, 90)
-            dst, src = random_.randrange(size - 4000), random_.randrange(STAGING_NBYTES - 4000)
+            dst, src = slot * 6000 + random_.randrange(2000), random_.randrange(STAGING_NBYTES - 4000)
             rows.append((block.ptr + dst, host.device_ptr + src, dst_pitch, src_pitch, width, height))
             for row in range(height):
                 at = dst + row * dst_pitch
@@ -117,8 +117,9 @@ def test_malformed_arrays_are_refused(device: Any, sim: Any) -> None:
 def batch(device: Any, sim: Any) -> None:
     block = device.memory.allocate(2**16, kind=HandleKind.LEGACY)
     with staging(device) as host:
-        data = pattern(5, 4000)
-        host.view[:4000] = data
+        source = pattern(5, STAGING_NBYTES // 2)
+        data = source[:4000]
+        host.view[: len(source)] = source
         dst = array([block.ptr + i * 500 for i in range(8)])
         src = array([host.device_ptr + i * 400 for i in range(8)])
         nbytes = array([400, 400, 0, 400, 400, 1, 400, 400])
@@ -129,28 +130,64 @@ def batch(device: Any, sim: Any) -> None:
         for i, n in enumerate(nbytes.tolist()):
             assert found[i * 500 : i * 500 + n] == data[i * 400 : i * 400 + n]
         host.transfer.copy_batch(host.stream, dst[:0], src[:0], nbytes[:0])
+        rows = array([(block.ptr + 8192 + i * 500, host.device_ptr + 8 * i, 50, 32, 24, 10) for i in range(6)])
+        host.transfer.copy_strided(host.stream, rows)
+        rows[:] = 0
+        host.transfer.synchronize_stream(host.stream)
+        found = host.read(block.ptr + 8192, 3000)
+        for i in range(6):
+            for row in range(10):
+                at = 8 * i + 32 * row
+                assert found[i * 500 + 50 * row : i * 500 + 50 * row + 24] == source[at : at + 24]
     device.memory.free(block)
+
+
+def batch_in_one_call(device: Any, sim: Any) -> None:
+    batch(device, sim)
+    assert sim.calls("cuMemcpyBatchAsync") == 1
+    assert sim.calls("cuMemcpy3DBatchAsync") == 1
+    assert (sim.calls("cuMemcpyAsync"), sim.calls("cuMemcpy2DAsync")) == (2, 0)  # reads of the test
 
 
 @simulated(count_zero_abort=1)
 def test_a_batch_is_one_call(device: Any, sim: Any) -> None:
-    batch(device, sim)
-    assert sim.calls("cuMemcpyBatchAsync") == 1
+    batch_in_one_call(device, sim)
+
+
+@simulated(count_zero_abort=1, driver_version=12080)
+def test_a_batch_is_one_call_of_the_older_form(device: Any, sim: Any) -> None:
+    batch_in_one_call(device, sim)
 
 
 @simulated(driver_version=12040)
 def test_without_the_batch_call_it_is_a_loop(device: Any, sim: Any) -> None:
     batch(device, sim)
     assert sim.calls("cuMemcpyBatchAsync") == 0
-    assert "cuMemcpyBatchAsync" in device.transfer._no_batch
+    assert set(device.transfer._submission.missing) == {"cuMemcpyBatchAsync", "cuMemcpy3DBatchAsync"}
     batch(device, sim)
 
 
-@simulated(fault="cuMemcpyBatchAsync*@*=801")
+@simulated(fault="cuMemcpyBatchAsync*@*=801,cuMemcpy3DBatchAsync*@*=801")
 def test_a_refused_batch_is_a_loop_and_remembered(device: Any, sim: Any) -> None:
     batch(device, sim)
     batch(device, sim)
     assert sim.calls("cuMemcpyBatchAsync") == 1
+    assert sim.calls("cuMemcpy3DBatchAsync") == 1
+
+
+@simulated()
+def test_a_capturing_stream_gets_no_batch(device: Any, sim: Any) -> None:
+    block = device.memory.allocate(2**16, kind=HandleKind.LEGACY)
+    with staging(device) as host, device.context:
+        cu = importlib.import_module("cuda.bindings.driver")
+        cu.cuStreamBeginCapture(host.stream.native, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        rows = array([(block.ptr + i * 500, host.device_ptr, 50, 32, 24, 10) for i in range(6)])
+        host.transfer.copy_strided(host.stream, rows)
+        assert (sim.calls("cuMemcpy2DAsync"), sim.calls("cuMemcpy3DBatchAsync")) == (6, 0)
+        status, graph = cu.cuStreamEndCapture(host.stream.native)
+        assert int(status) == 0
+        cu.cuGraphDestroy(graph)
+    device.memory.free(block)
 
 
 @simulated()

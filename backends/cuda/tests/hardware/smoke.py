@@ -185,7 +185,7 @@ def copies(device: Any) -> dict[str, Any]:
                 start = i * 999 + row * 2000
                 assert (got[row * 3000 : row * 3000 + 1500] == expected[start : start + 1500]).all(), (i, row)
         found["us for each copy, submission alone"] = submission_costs(device, host, block.ptr)
-        found["batch call"] = device.transfer._no_batch or "used"
+        found["batch call"] = device.transfer._submission.missing or "used"
         found["across two registrations"] = across_registrations(device, block.ptr)
     device.memory.free(block)
     return found
