@@ -6,50 +6,47 @@ that stands an :class:`EngineLink`, and nothing here knows which one.
 
 from __future__ import annotations
 
-import itertools
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from devipc.deadline import bounded, deadline_after, remaining
-from devipc.errors import UsageError
+from devipc.errors import DevIPCError
 from devipc.hicache.builders import BuiltPool
 from devipc.hicache.deployments import open_link
-from devipc.hicache.desk import Desk, check_tickets, confirm_after
+from devipc.hicache.desk import CALL_TIMEOUT_S, Desk, check_tickets, confirm_after
 from devipc.hicache.engine import EngineConfig
 from devipc.hicache.handles import UNFENCED, FencePoint, PoolHandle, check_keys, check_pages, check_ready
 from devipc.hicache.keys import Namespace
 from devipc.hicache.links import EngineLink
 from devipc.hicache.local import LocalEngine
-from devipc.hicache.operations import Event, Status
-from devipc.hicache.planner import layer_groups
+from devipc.hicache.operations import Event
+from devipc.hicache.policy import WritePolicy
 from devipc.hicache.pools import page_names
+from devipc.hicache.registry import Registry
 from devipc.hicache.requests import (
     Backup,
     Flush,
     Invalidate,
     Keys,
     Lookup,
+    Ping,
     Prefetch,
     ReadyPoint,
-    RegisterPool,
     Request,
     Restore,
     StatusRequest,
-    UnregisterPool,
 )
-from devipc.hicache.ticket import CancelFlag, OperationFence, Ticket
+from devipc.hicache.search import Search
+from devipc.hicache.ticket import OperationFence, Ticket
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import Stream
 
 __all__ = ["UNFENCED", "FencePoint", "HiCacheClient", "PoolHandle", "connect"]
 
 DEFAULT_TIMEOUT_S = DEFAULT_LEASE_S = 30.0
-_CALL_TIMEOUT_S = 10.0
 _GRACE_S = 0.1  # for callbacks that are about to return
-_POOLS = itertools.count(1)  # of the whole process: a pool of another client is no pool of this one
 
 
 class HiCacheClient:
@@ -70,11 +67,14 @@ class HiCacheClient:
 
     def __init__(self, link: EngineLink) -> None:
         self._link = link
-        self._leaving: dict[int, Ticket] = {}
-        self._unregistering = threading.Lock()  # a pool is left once, however many threads do it
-        self._reader = link.reader()
-        self._searching = threading.Lock()  # a reader must not be closed under a search
-        self._desk = Desk(link, on_dying=self._reader.expire)
+        self._search = Search(link.reader())
+        self._desk = Desk(link, on_dying=self._search.expire, on_reader=self._search.use)
+        self._registry = Registry(link, self._desk)
+
+    @property
+    def write_policy(self) -> WritePolicy:
+        """When pages should be backed up, where the caller has no opinion of its own."""
+        return self._link.write_policy
 
     # --- pools -------------------------------------------------------------------------------------------------------
 
@@ -95,36 +95,7 @@ class HiCacheClient:
         BoundsError
             When a chunk leaves the allocation that the driver reports.
         """
-        layout = built.layout
-        if namespace.layout != layout.content_bytes() or namespace.page_tokens != layout.page_tokens:
-            raise UsageError(
-                "the namespace was made for another layout: pages of both would be taken for each other",
-                code="namespace",
-                remedy="make it with Namespace.of(layout, ...)",
-            )
-        if [nbytes for _, nbytes in built.exports] != [chunk.nbytes for chunk in layout.chunks]:
-            raise UsageError("exports and chunks differ in length", code="chunks", remedy="pass one for each, in order")
-        addresses = self._link.reach(built.exports)
-        number = next(_POOLS)
-        handle = PoolHandle(
-            number,
-            number,
-            layout,
-            namespace.digest(),
-            layer_groups(layout.layers, self._link.layer_groups),
-            tuple(layout.advice()),
-        )
-        self._ask(
-            lambda op: RegisterPool(
-                op=op,
-                pool=number,
-                generation=handle.generation,
-                layout=layout,
-                addresses=addresses,
-                namespace=handle.namespace,
-            )
-        )
-        return handle
+        return self._registry.register(built, namespace)
 
     def unregister(self, pool: PoolHandle, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Block until the engine does not touch the pool any more. Content in the host tier stays.
@@ -134,16 +105,7 @@ class HiCacheClient:
         CompletionTimeout
             When an operation still uses it: its memory must stay. Call again to go on waiting.
         """
-        self._desk.check_process()
-        with self._unregistering:
-            if (ticket := self._leaving.get(pool.number)) is None:
-                ticket = self._desk.submit(
-                    lambda op: UnregisterPool(op=op, pool=pool.number, generation=pool.generation)
-                )
-                self._leaving[pool.number] = ticket
-        outcome = ticket.wait(timeout_s)
-        if outcome.status is Status.REFUSED:
-            ticket.result(0.0)
+        self._registry.unregister(pool, timeout_s)
 
     # --- finding -----------------------------------------------------------------------------------------------------
 
@@ -162,8 +124,7 @@ class HiCacheClient:
         """Return which pages are in the host tier, bool ``(n,)``: a hint, as :meth:`match`."""
         names = page_names(check_keys(keys), pool.namespace)
         self._desk.check_process()
-        with self._searching:
-            return self._reader.find(names).hit
+        return self._search.find(names)
 
     def lookup(self, pool: PoolHandle, keys: Keys, *, lease_s: float = DEFAULT_LEASE_S) -> Ticket:
         """Find pages and keep them for a restore: :attr:`Ticket.hit` once it was ``leased``.
@@ -220,7 +181,8 @@ class HiCacheClient:
             When the engine gives up.
         """
         chosen, named, restores = check_pages(pages), check_keys(keys), check_tickets(after)
-        point, fence, cancel = self._point(ready), self._link.fence(), CancelFlag()
+        point, fence = self._point(ready), self._link.fence()
+        cancel = self._link.word(fence)
         confirmed = confirm and not restores
         ticket = self._desk.submit(
             lambda op: Backup(
@@ -325,9 +287,24 @@ class HiCacheClient:
         return self._count(lambda op: Flush(op=op, pool=pool.number, generation=pool.generation))
 
     def status(self) -> dict[str, object]:
-        """Return what the engine and this client do, as JSON-ready values."""
-        detail = self._ask(lambda op: StatusRequest(op=op)).detail
-        return {**detail, "open_tickets": len(self._desk.open_tickets())}
+        """Return what the engine and this client do, as JSON-ready values; in degraded mode, what is missing."""
+        own: dict[str, object] = {
+            **self._link.status(),
+            "open_tickets": len(self._desk.open_tickets()),
+            "quarantined_pages": self._desk.quarantined_pages,
+        }
+        if own["degraded"]:
+            return own
+        try:
+            return {**self._desk.ask(lambda op: StatusRequest(op=op)).detail, **own}
+        except DevIPCError as error:
+            if not (found := self._link.status())["degraded"]:
+                raise
+            return {**own, **found, "degraded": found["degraded"] or str(error)}
+
+    def ping(self, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        """Block until whoever takes requests has answered. Raises what the ticket of any operation raises."""
+        self._desk.submit(_ping).result(timeout_s)
 
     def close(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Give up what has not ended, and leave. Content in the host tier stays for others of the namespace.
@@ -347,8 +324,7 @@ class HiCacheClient:
         self._link.close(remaining(deadline))
         self._desk.engine_dying()
         self._desk.engine_gone()
-        with self._searching:
-            self._reader.close()
+        self._search.close()
         self._desk.close(max(remaining(deadline), _GRACE_S))
 
     def __enter__(self) -> HiCacheClient:
@@ -359,13 +335,8 @@ class HiCacheClient:
 
     # --- within -----------------------------------------------------------------------------------------------------
 
-    def _ask(self, request: Callable[[int], Request]) -> Ticket:
-        ticket = self._desk.submit(request)
-        ticket.result(_CALL_TIMEOUT_S)
-        return ticket
-
     def _count(self, request: Callable[[int], Request]) -> int:
-        pages = self._ask(request).detail["pages"]
+        pages = self._desk.ask(request).detail["pages"]
         assert isinstance(pages, int)
         return pages
 
@@ -373,26 +344,47 @@ class HiCacheClient:
         return check_ready(self.ready(ready) if isinstance(ready, Stream) else ready)
 
 
+def _ping(op: int) -> Ping:
+    return Ping(op=op)
+
+
 def connect(
-    url: str, *, device: Device | None = None, config: EngineConfig | None = None, engine: LocalEngine | None = None
+    url: str,
+    *,
+    device: Device | None = None,
+    config: EngineConfig | None = None,
+    engine: LocalEngine | None = None,
+    wait_s: float = 0.0,
+    allow_uids: Collection[int] = (),
 ) -> HiCacheClient:
     """Connect to a cache engine.
 
     Parameters
     ----------
     url : str
-        ``inproc:`` for an engine in this process. ``unix:/path`` will be the daemon's; there is none yet.
-    device, config : Device and EngineConfig, optional
-        ``inproc:`` makes an engine of this kind on this device, which is closed with the client.
+        ``inproc:`` for an engine in this process, ``unix:/path`` for the daemon that listens there.
+    device : Device, optional
+        ``inproc:`` makes an engine on it, which is closed with the client. Of a daemon, the device must be the same;
+        None takes the daemon's.
+    config : EngineConfig, optional
+        Of the engine that ``inproc:`` makes.
     engine : LocalEngine, optional
         ``inproc:`` shares this one instead; it stays the caller's.
+    wait_s : float
+        How long to wait for a daemon that does not listen yet.
+    allow_uids : collection of int
+        Users other than this one whose daemon is trusted, for containers.
 
     Raises
     ------
-    CapabilityError, UsageError
-        For ``unix:``; for anything else that is not ``inproc:`` with a device or an engine.
+    PeerGone
+        When no daemon listens at the path.
+    CapabilityError
+        When it serves another device.
+    UsageError
+        For another URL, and for arguments that do not belong to it.
     """
-    link = open_link(url, device=device, config=config, engine=engine)
+    link = open_link(url, device=device, config=config, engine=engine, wait_s=wait_s, allow_uids=allow_uids)
     try:
         return HiCacheClient(link)
     except BaseException:

@@ -5,7 +5,10 @@ Owns that table. Clients are made from a link and never ask where it leads.
 
 from __future__ import annotations
 
-from devipc.errors import CapabilityError, UsageError
+from collections.abc import Collection
+
+from devipc.errors import UsageError
+from devipc.hicache.daemonlink import DaemonLink
 from devipc.hicache.engine import EngineConfig
 from devipc.hicache.links import EngineLink
 from devipc.hicache.local import LocalEngine, LocalLink
@@ -13,22 +16,34 @@ from devipc.interfaces.backend import Device
 
 __all__ = ["open_link"]
 
+_UNIX = "unix:"
+
 
 def open_link(
-    url: str, *, device: Device | None, config: EngineConfig | None, engine: LocalEngine | None
+    url: str,
+    *,
+    device: Device | None,
+    config: EngineConfig | None,
+    engine: LocalEngine | None,
+    wait_s: float,
+    allow_uids: Collection[int],
 ) -> EngineLink:
     """Return the link that ``url`` stands for; see :func:`devipc.hicache.api.connect`."""
-    if url.startswith("unix:"):
-        raise CapabilityError(
-            "this version has no cache daemon to connect to", code="no_daemon", remedy="use inproc:, in each scheduler"
-        )
+    if url.startswith(_UNIX):
+        if config is not None or engine is not None:
+            raise UsageError(
+                "a daemon has its engine and its configuration",
+                code="url",
+                remedy="configure `devipc hicache serve`, and pass neither config= nor engine=",
+            )
+        return DaemonLink(url.removeprefix(_UNIX), device=device, wait_s=wait_s, allow_uids=allow_uids)
     if url != "inproc:" or (device is None) == (engine is None):
         raise UsageError(
             f"{url!r} with {'both' if device and engine else 'neither'} device and engine"
             if url == "inproc:"
             else f"{url!r} is no cache URL",
             code="url",
-            remedy="pass 'inproc:' and either device= or engine=",
+            remedy="pass 'inproc:' and either device= or engine=, or 'unix:/path'",
         )
     if engine is not None:
         return LocalLink(engine, owned=False)

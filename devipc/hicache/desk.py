@@ -9,21 +9,25 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from devipc.errors import ClosedError, DevIPCError, ForkError, UsageError
 from devipc.hicache.callbacks import CallbackThread
+from devipc.hicache.index import IndexReader
 from devipc.hicache.links import EngineLink
 from devipc.hicache.operations import Event, Status
 from devipc.hicache.requests import Backup, Request
 from devipc.hicache.results import Answer
-from devipc.hicache.ticket import CancelFlag, OperationFence, Ticket
+from devipc.hicache.ticket import ClientWord, OperationFence, Ticket
 
-__all__ = ["Desk", "check_tickets", "confirm_after"]
+__all__ = ["CALL_TIMEOUT_S", "Desk", "check_tickets", "confirm_after"]
+
+CALL_TIMEOUT_S = 10.0
+"""How long a question is waited for that copies nothing."""
 
 
 class Desk:
-    """See the module. Fulfils :class:`~devipc.hicache.requests.Answers`. Any thread.
+    """See the module. Fulfils :class:`~devipc.hicache.links.LinkAnswers`. Any thread.
 
     Parameters
     ----------
@@ -31,11 +35,16 @@ class Desk:
         Carries requests; attached here.
     on_dying : callable
         Called when the engine is dying.
+    on_reader : callable
+        Called with the reader of another engine's index.
     """
 
-    def __init__(self, link: EngineLink, *, on_dying: Callable[[], None]) -> None:
+    def __init__(
+        self, link: EngineLink, *, on_dying: Callable[[], None], on_reader: Callable[[IndexReader], None]
+    ) -> None:
         self._link = link
         self._on_dying = on_dying
+        self._on_reader = on_reader
         self._numbers = threading.Lock()  # an engine takes operations in the order of their numbers
         self._ops = itertools.count(1)
         self._tickets: dict[int, Ticket] = {}
@@ -88,6 +97,30 @@ class Desk:
         for ticket in list(self._tickets.values()):
             ticket.happen(Event.ENGINE_GONE)
 
+    def attachment_dying(self, ops: Collection[int]) -> None:
+        """End, or quarantine, what this engine had; others follow it. For the link alone."""
+        self._on_dying()
+        self._happen(ops, Event.ENGINE_DYING)
+
+    def attachment_gone(self, ops: Collection[int]) -> None:
+        """End what was quarantined of this engine's. For the link alone."""
+        self._happen(ops, Event.ENGINE_GONE)
+
+    def attached_again(self, reader: IndexReader) -> None:
+        """Search in another engine's index from now on. For the link alone."""
+        self._on_reader(reader)
+
+    def _happen(self, ops: Collection[int], event: Event) -> None:
+        for op in ops:
+            ticket = self._tickets.get(op)
+            if ticket is not None:
+                ticket.happen(event)
+
+    @property
+    def quarantined_pages(self) -> int:
+        """Pages that a dying engine may still write to."""
+        return sum(len(ticket.results) for ticket in self.open_tickets() if ticket.state == "quarantined")
+
     # --- submitting --------------------------------------------------------------------------------------------------
 
     def submit(
@@ -96,7 +129,7 @@ class Desk:
         *,
         page_count: int = 0,
         fence: OperationFence | None = None,
-        cancel: CancelFlag | None = None,
+        cancel: ClientWord | None = None,
     ) -> Ticket:
         """Number a request, make its ticket, and hand it over.
 
@@ -115,6 +148,8 @@ class Desk:
                 page_count=page_count,
                 tell=self._link.tell,
                 defer=self._callbacks.later,
+                wait=self._link.wait,
+                attend=self._link.attend,
                 fence=fence,
                 cancel=cancel,
             )
@@ -135,8 +170,15 @@ class Desk:
         ticket.submitted()
         return ticket
 
+    def ask(self, request: Callable[[int], Request]) -> Ticket:
+        """Submit what is answered without a copy, and block until it is completed; raises as :meth:`Ticket.result`."""
+        ticket = self.submit(request)
+        ticket.result(CALL_TIMEOUT_S)
+        return ticket
+
     def _forget(self, op: int) -> None:
         self._tickets.pop(op, None)
+        self._link.ended(op)
 
 
 def check_tickets(tickets: object) -> tuple[Ticket, ...]:

@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from devipc.completion import Fence
-from devipc.errors import UsageError
+from devipc.errors import BoundsError, UsageError
 from devipc.hicache.keys import KEY_NBYTES
 from devipc.hicache.layout import Advice, PoolLayout
 from devipc.hicache.requests import Keys, PageIds, ReadyPoint
+from devipc.interfaces.memory import DeviceMemoryIPC
 
-__all__ = ["UNFENCED", "FencePoint", "PoolHandle", "check_keys", "check_pages", "check_ready"]
+__all__ = ["UNFENCED", "FencePoint", "PoolHandle", "check_exports", "check_keys", "check_pages", "check_ready"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +93,16 @@ def check_ready(point: ReadyPoint) -> ReadyPoint:
             f"{point!r} is no ready point", code="ready_point", remedy="pass a stream, a FencePoint, or UNFENCED"
         )
     return point
+
+
+def check_exports(memory: DeviceMemoryIPC | None, exports: tuple[tuple[int, int], ...]) -> None:
+    """Refuse ranges (address, nbytes) that leave the allocation which the driver reports; raises BoundsError."""
+    for ptr, nbytes in exports if memory is not None else ():
+        assert memory is not None
+        found = memory.describe(ptr)
+        if not found.base <= ptr <= ptr + nbytes <= found.base + found.nbytes:
+            raise BoundsError(
+                f"[{ptr:#x}, {ptr + nbytes:#x}) leaves the allocation of {found.nbytes} bytes that the driver"
+                f" reports ({found.kind.value})",
+                remedy="pass the ranges that belong to the layout's chunks, in chunk order",
+            )

@@ -14,18 +14,24 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from devipc.deadline import bounded, deadline_after, remaining
-from devipc.errors import BoundsError, CompletionTimeout, FencePoisoned, UsageError
+from devipc.errors import CompletionTimeout, FencePoisoned, UsageError
 from devipc.hicache.arena import HostArena
 from devipc.hicache.engine import Engine, EngineConfig
+from devipc.hicache.handles import check_exports
 from devipc.hicache.hosttier import HostTier
 from devipc.hicache.index import IndexReader, IndexWriter
 from devipc.hicache.lane import Lane
+from devipc.hicache.links import LinkFence, PoolMemory
 from devipc.hicache.localcopies import LocalCarrier
 from devipc.hicache.mover import MarkerPool
 from devipc.hicache.operations import Event
 from devipc.hicache.planner import Direction
-from devipc.hicache.requests import Answers, Request
+from devipc.hicache.policy import WritePolicy
+from devipc.hicache.requests import Answers, Ping, Request
+from devipc.hicache.results import Answer
 from devipc.hicache.session import Session
+from devipc.hicache.ticket import CancelFlag
+from devipc.hicache.waiting import Waiters, park
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import DeviceTransfer, Marker, Stream
 from devipc.types import PoisonReason
@@ -250,6 +256,11 @@ class LocalLink:
         """See :class:`~devipc.hicache.links.EngineLink`."""
         return self._local.config.layer_groups
 
+    @property
+    def write_policy(self) -> WritePolicy:
+        """See :class:`~devipc.hicache.links.EngineLink`."""
+        return WritePolicy.WRITE_THROUGH
+
     def attach(self, answers: Answers) -> None:
         """See :class:`~devipc.hicache.links.EngineLink`."""
         self._session = self._engine.attach(self.instance, answers)
@@ -264,19 +275,13 @@ class LocalLink:
         """See :class:`~devipc.hicache.links.EngineLink`."""
         return IndexReader(self._local.index.fileno(), epoch=self._local.index.epoch)
 
-    def reach(self, exports: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+    def reach(self, pool: PoolMemory) -> tuple[int, ...]:
         """See :class:`~devipc.hicache.links.EngineLink`: in this process the addresses are the caller's own."""
-        memory = self._local.carrier.device.memory
-        for ptr, nbytes in exports if memory is not None else ():
-            assert memory is not None
-            found = memory.describe(ptr)
-            if not found.base <= ptr <= ptr + nbytes <= found.base + found.nbytes:
-                raise BoundsError(
-                    f"[{ptr:#x}, {ptr + nbytes:#x}) leaves the allocation of {found.nbytes} bytes that the driver"
-                    f" reports ({found.kind.value})",
-                    remedy="pass the ranges that belong to the layout's chunks, in chunk order",
-                )
-        return tuple(ptr for ptr, _ in exports)
+        check_exports(self._local.carrier.device.memory, pool.exports)
+        return tuple(ptr for ptr, _ in pool.exports)
+
+    def unreach(self, pool: int, timeout_s: float) -> None:
+        """See :class:`~devipc.hicache.links.EngineLink`: there is nothing to take back."""
 
     def ready(self, stream: Stream) -> LocalReady:
         """See :class:`~devipc.hicache.links.EngineLink`."""
@@ -286,13 +291,34 @@ class LocalLink:
         """See :class:`~devipc.hicache.links.EngineLink`."""
         return LocalFence(self._local.markers, self._local.carrier.transfer)
 
+    def word(self, fence: LinkFence) -> CancelFlag:
+        """See :class:`~devipc.hicache.links.EngineLink`."""
+        return CancelFlag()
+
     def submit(self, request: Request) -> None:
         """See :class:`~devipc.hicache.links.EngineLink`."""
+        if isinstance(request, Ping):
+            self.session.answers.answer(request.op, Event.COMPLETED, Answer())
+            return
         self.session.submit(request)
 
     def tell(self, op: int, event: Event) -> None:
         """See :class:`~devipc.hicache.links.EngineLink`."""
         self.session.tell(op, event)
+
+    def ended(self, op: int) -> None:
+        """See :class:`~devipc.hicache.links.EngineLink`: nothing of it is kept here."""
+
+    def wait(self, done: Callable[[], bool], waiters: Waiters, deadline: float) -> bool:
+        """See :class:`~devipc.hicache.links.EngineLink`: the engine's threads bring the answers."""
+        return park(done, waiters, deadline)
+
+    def attend(self) -> None:
+        """See :class:`~devipc.hicache.links.EngineLink`: the engine's threads call."""
+
+    def status(self) -> dict[str, object]:
+        """See :class:`~devipc.hicache.links.EngineLink`: there is nothing that could be missing."""
+        return {"degraded": ""}
 
     def close(self, timeout_s: float) -> None:
         """See :class:`~devipc.hicache.links.EngineLink`."""

@@ -1,0 +1,180 @@
+"""Ready points of a client whose engine is another process: values of shared fences, and points told by a word.
+
+Owns the fences that stand for the caller's streams, and the thread that looks at points which are no shared fence. It
+knows neither the engine nor what waits for a point.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from devipc.completion import ProducerFence
+from devipc.deadline import no_thread
+from devipc.errors import DevIPCError, UsageError
+from devipc.hicache.requests import ReadyPoint
+from devipc.hicache.slots import Readiness, Slots
+from devipc.interfaces.transfer import Stream
+
+__all__ = ["Forwarder", "StreamPoint", "StreamPoints"]
+
+_MAX_STREAMS = 64
+_LOOK_S = 0.5e-3
+_IDLE_S = 5.0
+_log = logging.getLogger("devipc.hicache")
+
+
+class StreamPoint:
+    """All work of a stream so far. Fulfils :class:`~devipc.hicache.requests.ReadyPoint`.
+
+    Parameters
+    ----------
+    owner : StreamPoints
+        Whose fence it is a value of.
+    stream : Stream
+        The caller's.
+    number, n : int
+        Fence, and its value.
+    fence : ProducerFence
+        That fence.
+    """
+
+    __slots__ = ("fence", "n", "number", "owner", "stream")
+
+    def __init__(self, owner: StreamPoints, stream: Stream, number: int, n: int, fence: ProducerFence) -> None:
+        self.owner, self.stream = owner, stream
+        self.number, self.n = number, n
+        self.fence = fence
+
+    def reached(self) -> bool:
+        """See :class:`~devipc.hicache.requests.ReadyPoint`."""
+        return self.fence.query(self.n)
+
+
+class StreamPoints:
+    """The ready fences of one attachment, one a stream. Any thread.
+
+    Parameters
+    ----------
+    create : callable
+        Makes a fence and shares it under a name.
+    """
+
+    def __init__(self, create: Callable[[str], ProducerFence]) -> None:
+        self._create = create
+        self._lock = threading.Lock()
+        self._by_stream: OrderedDict[int, StreamPoint] = OrderedDict()  # the last point of each
+        self._made = 0
+
+    def mark(self, stream: Stream) -> StreamPoint:
+        """Return a point behind all work of ``stream`` so far. Does not wait for that work.
+
+        Raises
+        ------
+        UsageError
+            With code ``capturing`` on a capturing stream.
+        ResourceExhausted
+            When too many points of the stream are not reached, or too many streams are in use.
+        """
+        with self._lock:
+            last = self._by_stream.get(stream.handle)
+            if last is None:
+                self._make_room()
+                self._made += 1
+                fence = self._create(f"ready/{self._made}")
+                last = StreamPoint(self, stream, self._made, 0, fence)
+            point = StreamPoint(self, stream, last.number, last.n + 1, last.fence)
+            try:
+                last.fence.signal(stream, point.n, timeout_s=0.0)
+            except UsageError as error:
+                if not last.n:
+                    last.fence.close(0.0)
+                raise UsageError(error.message, code="capturing", remedy=error.remedy) from error
+            self._by_stream[stream.handle] = point
+            self._by_stream.move_to_end(stream.handle)
+            return point
+
+    def _make_room(self) -> None:
+        """Forget the streams that were not used for long: a caller may make and destroy any number of them."""
+        for handle in list(self._by_stream)[: max(len(self._by_stream) - _MAX_STREAMS + 1, 0)]:
+            last = self._by_stream.pop(handle)
+            last.fence.close(0.0)  # whoever follows it keeps what was reached
+
+
+class Forwarder:
+    """Looks at ready points that are no shared fence, and writes the slot's word when one is reached. Any thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: dict[tuple[Slots, int], ReadyPoint] = {}
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def watch(self, slots: Slots, slot: int, point: ReadyPoint) -> None:
+        """Look at ``point`` until it is reached, or :meth:`forget`; once at once, on this thread.
+
+        Raises
+        ------
+        ResourceExhausted
+            When no thread is to be had.
+        """
+        readiness = _ask(point)
+        if readiness is not Readiness.NOT_YET:
+            slots.say_ready(slot, readiness)
+            return
+        with self._changed:
+            if self._thread is None and not self._closed:
+                thread = threading.Thread(target=self._run, name="devipc-hicache-ready", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise no_thread("look at ready points", error) from error
+                self._thread = thread
+            self._waiting[slots, slot] = point
+            self._changed.notify()
+
+    def forget(self, slots: Slots, slot: int) -> None:
+        """Look no more, before the slot becomes another operation's."""
+        if self._waiting:
+            with self._changed:
+                self._waiting.pop((slots, slot), None)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting and not self._changed.wait_for(lambda: self._waiting or self._closed, _IDLE_S):
+                    self._thread = None  # the next one starts another
+                    return
+                if self._closed:
+                    return
+                waiting = list(self._waiting.items())
+            for key, point in waiting:
+                readiness = _ask(point)
+                with self._changed:
+                    if readiness is not Readiness.NOT_YET and self._waiting.get(key) is point:
+                        del self._waiting[key]
+                        with contextlib.suppress(DevIPCError):  # closed meanwhile
+                            key[0].say_ready(key[1], readiness)
+            time.sleep(_LOOK_S)
+
+    def close(self) -> None:
+        """Look at nothing any more."""
+        with self._changed:
+            self._closed = True
+            self._waiting.clear()
+            self._changed.notify()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(1.0)
+
+
+def _ask(point: ReadyPoint) -> Readiness:
+    try:
+        return Readiness.REACHED if point.reached() else Readiness.NOT_YET
+    except Exception as error:  # poisoned, closed under us, or a caller's own trouble: it will never be reached
+        _log.warning("a ready point will never be reached: %s", error)
+        return Readiness.NEVER

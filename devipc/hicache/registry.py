@@ -1,0 +1,82 @@
+"""Registering pools and letting them go, on the client's side.
+
+Owns the numbers of pools, and the rule that a pool is left once. It knows neither who opens a pool nor how.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+
+from devipc.deadline import deadline_after, remaining
+from devipc.errors import DevIPCError, UsageError
+from devipc.hicache.builders import BuiltPool
+from devipc.hicache.desk import Desk
+from devipc.hicache.handles import PoolHandle
+from devipc.hicache.keys import Namespace
+from devipc.hicache.links import EngineLink, PoolMemory
+from devipc.hicache.operations import Status
+from devipc.hicache.planner import layer_groups
+from devipc.hicache.requests import UnregisterPool
+from devipc.hicache.ticket import Ticket
+
+__all__ = ["Registry"]
+
+_POOLS = itertools.count(1)  # of the whole process: a pool of another client is no pool of this one
+
+
+class Registry:
+    """See the module. Any thread.
+
+    Parameters
+    ----------
+    link : EngineLink
+        Makes memory reachable.
+    desk : Desk
+        Takes the operations.
+    """
+
+    def __init__(self, link: EngineLink, desk: Desk) -> None:
+        self._link = link
+        self._desk = desk
+        self._leaving: dict[int, Ticket] = {}
+        self._unregistering = threading.Lock()
+
+    def register(self, built: BuiltPool, namespace: Namespace) -> PoolHandle:
+        """See :meth:`devipc.hicache.api.HiCacheClient.register_pool`."""
+        layout = built.layout
+        if namespace.layout != layout.content_bytes() or namespace.page_tokens != layout.page_tokens:
+            raise UsageError(
+                "the namespace was made for another layout: pages of both would be taken for each other",
+                code="namespace",
+                remedy="make it with Namespace.of(layout, ...)",
+            )
+        if [nbytes for _, nbytes in built.exports] != [chunk.nbytes for chunk in layout.chunks]:
+            raise UsageError("exports and chunks differ in length", code="chunks", remedy="pass one for each, in order")
+        number = next(_POOLS)
+        memory = PoolMemory(number, number, layout, namespace.digest(), built.exports)
+        addresses = self._link.reach(memory)
+        try:
+            self._desk.ask(lambda op: memory.request(op, addresses))
+        except BaseException:
+            with contextlib.suppress(DevIPCError):
+                self._link.unreach(number, 0.0)
+            raise
+        groups = layer_groups(layout.layers, self._link.layer_groups)
+        return PoolHandle(number, number, layout, memory.namespace, groups, tuple(layout.advice()))
+
+    def unregister(self, pool: PoolHandle, timeout_s: float) -> None:
+        """See :meth:`devipc.hicache.api.HiCacheClient.unregister`."""
+        self._desk.check_process()
+        deadline = deadline_after(timeout_s)
+        with self._unregistering:  # once, however many threads do it
+            if (ticket := self._leaving.get(pool.number)) is None:
+                ticket = self._desk.submit(
+                    lambda op: UnregisterPool(op=op, pool=pool.number, generation=pool.generation)
+                )
+                self._leaving[pool.number] = ticket
+        outcome = ticket.wait(timeout_s)
+        if outcome.status is Status.REFUSED and outcome.error is not None and outcome.error.code != "degraded":
+            ticket.result(0.0)
+        self._link.unreach(pool.number, remaining(deadline))
