@@ -1,0 +1,228 @@
+"""An engine process that can be asked to fail: run as ``EngineSpawn(module="tests.hicache.engine_with_faults")``.
+
+With ``DEVIPC_TEST_ENGINE_FAULTS`` set to a folder, it listens there at ``<its pid>.faults`` for lines of JSON, which
+:class:`Faults` sends from a test: stall and resume the stream of one direction, slow copies down, refuse to pin, refuse
+copies, hang in a copy, lose the device, end by SIGKILL at a chosen call. ``DEVIPC_TEST_ENGINE_PIN_NBYTES`` limits
+pinning from the start, ``DEVIPC_TEST_ENGINE_KILL_AT`` counts calls from the start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from devipc.errors import DriverError
+from devipc.hicache.engineproc.process import main
+from devipc.interfaces.backend import Device
+from devipc.registry import load_backend
+from tests.hicache.faulty import FaultyDevice
+
+FOLDER, PIN_NBYTES, KILL_AT = (f"DEVIPC_TEST_ENGINE_{name}" for name in ("FAULTS", "PIN_NBYTES", "KILL_AT"))
+MODULE = "tests.hicache.engine_with_faults"
+CALLS = ("copy_strided", "copy_batch", "record", "query_marker")
+
+
+class Faults:
+    """A test's end: each method is a question to the engine process, and returns when that has done it."""
+
+    def __init__(self, folder: str | Path, pid: int, timeout_s: float = 10.0) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                self._socket.connect(str(Path(folder) / f"{pid}.faults"))
+                return
+            except OSError:
+                if time.monotonic() > deadline:
+                    self._socket.close()
+                    raise
+                time.sleep(0.01)
+
+    def _ask(self, what: str, **values: Any) -> Any:
+        self._socket.send(json.dumps({"what": what, **values}).encode())
+        answer = json.loads(self._socket.recv(65536))
+        assert "error" not in answer, answer
+        return answer["value"]
+
+    def stall(self, direction: str) -> None:
+        """Hold back the stream of ``backup`` or ``restore``."""
+        self._ask("stall", direction=direction)
+
+    def resume(self, direction: str) -> None:
+        self._ask("resume", direction=direction)
+
+    def slow(self, delay_s: float) -> None:
+        """Let every call that submits copies take so much longer."""
+        self._ask("slow", delay_s=delay_s)
+
+    def refuse(self, count: int, *, after: int = 0) -> None:
+        """Refuse ``count`` copies, after so many more that are done."""
+        self._ask("refuse", count=count, after=after)
+
+    def hang(self, delay_s: float) -> None:
+        """Let the next copy not return for so long."""
+        self._ask("hang", delay_s=delay_s)
+
+    def hold_interpreter(self, delay_s: float) -> None:
+        """Let the next copy keep the interpreter's lock for so long."""
+        self._ask("hold_interpreter", delay_s=delay_s)
+
+    def lose(self) -> None:
+        """Lose the device."""
+        self._ask("lose")
+
+    def kill_at(self, call: int) -> None:
+        """End by SIGKILL in the ``call``-th call of the driver from now on that copies, marks or asks a marker."""
+        self._ask("kill_at", call=call)
+
+    def calls(self) -> int:
+        """How many such calls there were."""
+        return int(self._ask("calls"))
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Switches:
+    """The engine's end."""
+
+    def __init__(self) -> None:
+        self.device: Any = None
+        self.streams: dict[int, Any] = {}
+        self.delay_s = self.hang_s = self.hold_s = 0.0
+        self.refuse_after, self.refuse_count = 0, 0
+        self.calls = 0
+        self.kill_call = int(os.environ.get(KILL_AT, "0"))
+
+    def fault(self, name: str) -> None:
+        """Called before each call of the driver."""
+        if name not in CALLS:
+            return
+        self.calls += 1
+        if self.calls == self.kill_call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if not name.startswith("copy"):
+            return
+        hang_s, self.hang_s = self.hang_s, 0.0
+        time.sleep(self.delay_s + hang_s)
+        hold_s, self.hold_s = self.hold_s, 0.0
+        if hold_s:
+            _without_the_interpreter(hold_s)
+        if self.refuse_count:
+            if self.refuse_after:
+                self.refuse_after -= 1
+                return
+            self.refuse_count -= 1
+            raise DriverError("the driver refused the copy", remedy="none: it was asked to")
+
+    def answer(self, what: str, values: dict[str, Any]) -> Any:
+        match what:
+            case "stall" | "resume":
+                self._gate(self.streams[-1 if values["direction"] == "restore" else 0], on=what == "stall")
+            case "slow":
+                self.delay_s = values["delay_s"]
+            case "hang":
+                self.hang_s = values["delay_s"]
+            case "hold_interpreter":
+                self.hold_s = values["delay_s"]
+            case "refuse":
+                self.refuse_after, self.refuse_count = values["after"], values["count"]
+            case "lose":
+                if self._host:
+                    self.device.lose()
+                else:
+                    self._simulator.lose()
+            case "kill_at":
+                self.kill_call = self.calls + values["call"]
+            case "calls":
+                return self.calls
+        return None
+
+    @property
+    def _host(self) -> bool:
+        return str(self.device.info.uuid).startswith("host-")
+
+    @property
+    def _simulator(self) -> Any:
+        from tests.simulator.control import Simulator
+
+        return Simulator.loaded()
+
+    def _gate(self, stream: Any, *, on: bool) -> None:
+        if self._host:
+            stream.stall() if on else stream.resume()
+        else:
+            self._simulator.stall(on, stream=stream.handle)
+
+
+def _without_the_interpreter(hold_s: float) -> None:
+    import ctypes
+
+    ctypes.PyDLL(None).usleep(int(hold_s * 1e6))
+
+
+class FaultyBackend:
+    """A backend whose device fails on demand."""
+
+    def __init__(self, inner: Any, switches: Switches) -> None:
+        self._inner = inner
+        self._switches = switches
+        self._devices: dict[str, Any] = {}
+
+    def open_device(self, uuid: str | None = None) -> Device:
+        device = self._inner.open_device(uuid)
+        found = self._devices.get(device.info.uuid)
+        if found is None:
+            found = self._devices[device.info.uuid] = FaultyDevice(device)
+            found.transfer.fault = self._switches.fault
+            found.transfer.pin_nbytes = int(os.environ.get(PIN_NBYTES, str(2**40)))
+            create = found.transfer.create_stream
+
+            def create_stream(*, priority: int = 0) -> Any:
+                stream = create(priority=priority)
+                self._switches.streams.setdefault(priority, stream)  # the lanes' are the first
+                return stream
+
+            found.transfer.create_stream = create_stream  # type: ignore[attr-defined]
+            self._switches.device = device
+        opened: Device = found
+        return opened
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def listen(path: str, switches: Switches) -> None:
+    """Answer one test after the other; a thread of its own."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(path)
+    listener.listen()
+
+    def serve() -> None:
+        while True:
+            connection, _ = listener.accept()
+            while body := connection.recv(65536):
+                values = json.loads(body)
+                try:
+                    answer = {"value": switches.answer(values.pop("what"), values)}
+                except Exception as error:
+                    answer = {"error": repr(error)}
+                connection.send(json.dumps(answer).encode())
+            connection.close()
+
+    threading.Thread(target=serve, name="test-faults", daemon=True).start()
+
+
+if __name__ == "__main__":
+    made = Switches()
+    if folder := os.environ.get(FOLDER):
+        listen(str(Path(folder) / f"{os.getpid()}.faults"), made)
+    main(int(sys.argv[1]), load=lambda name: FaultyBackend(load_backend(name), made))
