@@ -16,7 +16,7 @@ from devipc.completion.factory import create_fence, open_fence
 from devipc.completion.half import Drain, give_back, need_transfer
 from devipc.completion.handle import FenceHandle
 from devipc.completion.scratch import Scratch
-from devipc.errors import CapabilityError, DevIPCError, FencePoisoned, UsageError
+from devipc.errors import CapabilityError, DevIPCError, FencePoisoned, ResourceExhausted, UsageError
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import HostRegistration, Stream
 from devipc.memfd import SharedMap, create_memfd, validate_memfd
@@ -151,13 +151,16 @@ class ProducerRole(_Side):
             raise
 
     def _map_data(self, device: Device, data_fd: int) -> None:
-        """Make room for data and for copies that keep the stream busy; none where it cannot be registered or had."""
+        """Make room for data and for copies that keep the stream busy; none where it cannot be registered or had.
+
+        Neither is a reason to fail: ``polling`` needs no registered memory, and works where little may be pinned.
+        """
         fd = create_memfd("devipc-trial", _LOAD_OFFSET + 2 * _LOAD_NBYTES)
         try:
             self._source = _Memory(device, fd, _LOAD_OFFSET + 2 * _LOAD_NBYTES)
             self._data = _Memory(device, data_fd, DATA_NBYTES)
             self._scratch = Scratch(device, _LOAD_NBYTES)
-        except CapabilityError:
+        except (CapabilityError, ResourceExhausted):
             return
         finally:
             os.close(fd)

@@ -64,7 +64,7 @@ class _Importer:
             "memory.read": lambda *_: self._open["memory"].read(),
             "memory.write": lambda _, data, __: self._open["memory"].write(data),
             "page.open": lambda _, __, fds: self._keep("page", SharedPage(self._opened(), fds[0])),
-            "page.word": lambda *_: {"word": self._open["page"].word},
+            "page.look": lambda *_: dict(zip(("word", "behind"), self._open["page"].look(), strict=True)),
             "page.wait": lambda fields, *_: self._open["page"].wait(fields["value"]),
             "page.passed": lambda fields, *_: {"passed": self._open["page"].passed(fields["limit_s"])},
             "event.open": lambda _, data, __: self._keep("event", OpenedEvent(self._opened(), data)),
@@ -145,9 +145,9 @@ class _Exporter:
                 return self._facts()
             self._partner.ask("begin", limit_s=partner_limit(limit_s))
             if what == "claims":
-                importer = self._partner.ask("claims")
+                exporter, importer = claims(self._opened()), self._partner.ask("claims")
                 del importer["data"]
-                return {"exporter": claims(self._opened()), "importer": importer, **self._facts()}
+                return {"exporter": exporter, "importer": importer, **self._facts()}
             return {"capability": Capability.yes(self._check(what, limit_s)).to_json()}
         except (PeerGone, CompletionTimeout) as error:
             if isinstance(error, PeerGone) or time.monotonic() >= self._deadline - limit_s + partner_limit(limit_s):

@@ -19,6 +19,8 @@ from devipc.wire import MemoryHandle, Reader, decode_memory_handle, encode_memor
 __all__ = ["OpenedMemory", "check_memory", "need_memory", "need_stage"]
 
 _ASKED_NBYTES = 256 * 1024
+_STAGE_NBYTES = 128 * 1024
+"""Little, so that sharing can be looked at where little may be pinned."""
 _MAX_NBYTES = 4 << 20
 """Largest part of an allocation that is looked at, when the backend rounds up by that much."""
 _OFFSET = 4096 + 64
@@ -60,7 +62,7 @@ def check_memory(device: Device, partner: Partner, backend: str, kind: HandleKin
         As the backend answers; what was made is left to the end of this process.
     """
     memory = need_memory(device)
-    stage = need_stage(device, _MAX_NBYTES)
+    stage = need_stage(device, _STAGE_NBYTES)
     allocation = memory.allocate(_ASKED_NBYTES, kind=kind, zero=True)
     nbytes = min(allocation.nbytes, _MAX_NBYTES)
     own = _Own(stage, allocation.ptr, nbytes)
@@ -126,7 +128,7 @@ class OpenedMemory:
 
     def __init__(self, device: Device, body: bytes, fds: list[int]) -> None:
         self._memory = need_memory(device)
-        self._stage = need_stage(device, _NBYTES)
+        self._stage = need_stage(device, _STAGE_NBYTES)
         self._opened: OpenedExtent = self._memory.open(decode_memory_handle(Reader(body), fds).extent)
 
     def read(self) -> bytes:

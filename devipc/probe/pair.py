@@ -87,7 +87,7 @@ class Pair:
         return child
 
     def order(self, what: str, *, limit_s: float) -> dict[str, Any]:
-        """Have one thing done and return the answer, or ``{"capability": ...}`` when none came.
+        """Have one thing done and return the answer, or ``{"capability": ..., "hung": ...}`` when none came.
 
         Blocks for at most ``limit_s`` and a little. After a verdict other than ``yes`` the pair should not be used
         again: nobody knows in what state a driver is.
@@ -107,7 +107,7 @@ class Pair:
             reason = f"the exporter's process gave an answer that cannot be read ({error})"
             return {"capability": Capability.broken(reason).to_json()}
         late = time.monotonic() - started >= partner_limit(limit_s) - _EARLY_S
-        return {"capability": _silence(gone, late=late, limit_s=limit_s).to_json()}
+        return {"capability": _silence(gone, late=late, limit_s=limit_s).to_json(), "hung": late}
 
     def close(self) -> None:
         """End both processes and all that they started. Calling it again does nothing."""

@@ -55,13 +55,15 @@ def decode_call(body: bytes) -> tuple[dict[str, Any], bytes]:
 def encode_failure(error: Exception) -> bytes:
     """Return the importer's answer when a step raised ``error``."""
     refused = isinstance(error, CapabilityError | ResourceExhausted)
-    told = error if isinstance(error, DevIPCError) else None
+    told = error if isinstance(error, DevIPCError | NotTried) else None
+    text = error.message if isinstance(error, DevIPCError) else str(error)
     return encode_call(
         {
             "refused": refused,
-            "error": told.message if told and refused else f"{type(error).__name__}: {told.message if told else error}",
-            "remedy": told.remedy if told else "",
-            "status": str(told.status or "") if told else "",
+            "not_tried": isinstance(error, NotTried),
+            "error": text if refused or isinstance(error, NotTried) else f"{type(error).__name__}: {text}",
+            "remedy": told.remedy if told is not None else "",
+            "status": str(error.status or "") if isinstance(error, DevIPCError) else "",
         }
     )
 
@@ -89,6 +91,8 @@ class Partner:
             When the importer was told that its platform cannot.
         CheckFailed
             When the step failed in any other way.
+        NotTried
+            When the importer lacks what the step needs.
         PeerGone, CompletionTimeout
             When the importer does not answer any more.
         """
@@ -98,6 +102,8 @@ class Partner:
         if "error" not in told:
             return {**told, "data": content}
         reason = f"in the importer: {told['error']}"
+        if told["not_tried"]:
+            raise NotTried(reason, remedy=told["remedy"])
         if told["refused"]:
             status = f" ({told['status']})" if told["status"] else ""
             raise CapabilityError(reason + status, remedy=told["remedy"])

@@ -27,6 +27,9 @@ DEFAULT_TIMEOUT_S = 20.0
 DEFAULT_REQUIREMENTS = (Requirement("memory"), Requirement("sync"))
 """What must hold when nobody says what: some handle kind, and some completion strategy."""
 
+MAX_HANGS = 3
+"""So many checks in a row without an answer, and the rest of a device is not waited for."""
+
 Progress = Callable[[str, int, int], None]
 """Called with (what is done now, how many are done, how many there are) on the calling thread."""
 
@@ -121,6 +124,7 @@ class Checks:
     def __init__(self, exporter: Target, importer: Target, *, timeout_s: float) -> None:
         self._exporter, self._importer, self._timeout_s = exporter, importer, timeout_s
         self._pair: Pair | None = None
+        self._hangs = 0
         self.exporter: dict[str, Any] = {}
         """What the exporter's process says of its device, once :meth:`open` said yes."""
         self.importer: dict[str, Any] = {}
@@ -155,10 +159,16 @@ class Checks:
         return Row(check, self._exporter.backend, self._exporter.uuid, answer, answer)
 
     def _order(self, what: str) -> dict[str, Any]:
+        if self._hangs >= MAX_HANGS:
+            reason = f"not tried: the {MAX_HANGS} checks before it did not answer in time"
+            remedy = "see there; a driver that never answers often needs a reset or a reboot"
+            return {"capability": Capability.untested(reason, remedy=remedy).to_json()}
         try:
             if self._pair is None:
                 self._pair = Pair(self._exporter, self._importer)
-            return self._pair.order(what, limit_s=self._timeout_s)
+            answer = self._pair.order(what, limit_s=self._timeout_s)
+            self._hangs = self._hangs + 1 if answer.get("hung") else 0
+            return answer
         except (OSError, DevIPCError) as error:
             reason = f"no process could be started for it: {error}"
             remedy = "raise `ulimit -u` and `ulimit -n`, free memory"
@@ -200,7 +210,7 @@ def _probe_device(checks: Checks, progress: Progress) -> Iterator[Row]:
     plan = list(_plan(checks.exporter))
     for done, (check, claim, tried) in enumerate(plan, 1):
         progress(check, done, len(plan) + 1)
-        yield checks.run(check, claim) if tried else checks.told(check, claim or Capability.untested("nothing is said"))
+        yield checks.run(check, claim) if tried or claim is None else checks.told(check, claim)
 
 
 def _plan(said: Mapping[str, Any]) -> Iterator[tuple[str, Capability | None, bool]]:

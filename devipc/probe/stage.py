@@ -66,16 +66,22 @@ class Stage:
         self.transfer.synchronize_stream(self.stream)
 
     def get(self, ptr: int, nbytes: int) -> bytes:
-        """Return ``nbytes`` of device memory, at most the stage's size. Blocks until they are here."""
-        self.load(ptr, nbytes)
-        self.synchronize()
-        return bytes(self.view[:nbytes])
+        """Return ``nbytes`` of device memory, in pieces of the stage's size. Blocks until they are here."""
+        pieces = []
+        for at in range(0, nbytes, len(self.view)):
+            size = min(nbytes - at, len(self.view))
+            self.load(ptr + at, size)
+            self.synchronize()
+            pieces.append(bytes(self.view[:size]))
+        return b"".join(pieces)
 
     def put(self, ptr: int, content: bytes) -> None:
-        """Bring ``content``, at most the stage's size, to device memory. Blocks until it is there."""
-        self.view[: len(content)] = content
-        self.store(ptr, len(content))
-        self.synchronize()
+        """Bring ``content`` to device memory, in pieces of the stage's size. Blocks until it is there."""
+        for at in range(0, len(content), len(self.view)):
+            piece = content[at : at + len(self.view)]
+            self.view[: len(piece)] = piece
+            self.store(ptr + at, len(piece))
+            self.synchronize()
 
     def close(self) -> None:
         """Give stream, registration and memory back."""

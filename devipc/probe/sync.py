@@ -10,7 +10,6 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from functools import partial
 
 from devipc.completion.half import need_transfer
 from devipc.completion.roles import DATA_NBYTES, ProducerRole
@@ -28,9 +27,8 @@ from devipc.types import POISON_BASE, Mechanism, Strategy
 __all__ = ["OpenedEvent", "SharedPage", "check_mechanism", "check_strategy"]
 
 _HOLD_S = 0.02
+_DATA = 8  # a line of its own
 _PAUSE_S = 0.5e-3
-_LATE_S = 5e-3
-"""How late a marker may be that lies in front of what was seen already."""
 _ANOTHER = "use another completion strategy here; report it with `devipc env` and the driver's version"
 
 
@@ -57,15 +55,14 @@ def check_mechanism(device: Device, partner: Partner, mechanism: Mechanism, *, l
     CheckFailed
         When one does the wrong thing, or nothing within ``limit_s``.
     """
-    if mechanism is Mechanism.EVENT:
-        return _events(device, partner, limit_s)
     page_fd = create_memfd("devipc-probe", PAGE_NBYTES)
     try:
         partner.ask("page.open", fds=[page_fd])
         page = SharedPage(device, page_fd)
     finally:
         os.close(page_fd)
-    seen = _host(device, partner, page) if mechanism is Mechanism.HOST else _words(device, partner, page, limit_s)
+    tried = {Mechanism.HOST: _host, Mechanism.EVENT: _events, Mechanism.STREAM_MEMOP: _words}
+    seen = tried[mechanism](device, partner, page, limit_s)
     partner.ask("page.close")
     page.close()
     return seen
@@ -91,14 +88,16 @@ class SharedPage:
         self._words = self._stage.view.cast("Q")
         self._marker = self._stage.transfer.create_marker()
         self.ptr = self._stage.ptr
+        """Where a device stores the word."""
+        self.data_ptr = self._stage.ptr + 8 * _DATA
+        """Where a device puts the data that a word stands for."""
 
-    @property
-    def word(self) -> int:
-        """The word, as the host sees it now."""
-        return self._words[0]
+    def look(self) -> tuple[int, int]:
+        """Return the word and then the data, as the host sees them now."""
+        return self._words[0], self._words[_DATA]
 
-    @word.setter
-    def word(self, value: int) -> None:
+    def store(self, value: int) -> None:
+        """Let the host store the word."""
         self._words[0] = value
 
     def wait(self, value: int) -> None:
@@ -157,42 +156,47 @@ def _words(device: Device, partner: Partner, page: SharedPage, limit_s: float) -
     def signal(value: int) -> None:
         writes.write(load.stream, page.ptr, value)
 
-    def reached(value: int) -> bool:
-        return bool(partner.ask("page.word")["word"] >= value)
+    def look(value: int) -> tuple[bool, int]:
+        seen = partner.ask("page.look")
+        return seen["word"] >= value, seen["behind"]
 
-    seen, value = _behind_work(device, load, signal, reached, limit_s)
+    words, value = _behind_work(load, page, signal, look, limit_s)
     value += 1
     _hold(partner, value)
     writes.write(load.stream, page.ptr, value)
     _released(partner, limit_s, "by the other process's stream")
     _hold(partner, value + 1)
-    page.word = POISON_BASE + 1
+    page.store(POISON_BASE + 1)
     _released(partner, limit_s, "by the host: a dead peer would block it for ever")
     load.close()
-    return f"a stream's store: {seen}; a stream's wait held, and was released by the other device and by the host"
+    return f"a stream's store: {words}; a stream's wait held, and was released by the other device and by the host"
 
 
 def _behind_work(
-    device: Device, load: Load, signal: Callable[[int], None], reached: Callable[[int], bool], limit_s: float
+    load: Load, page: SharedPage, signal: Callable[[int], None], look: Callable[[int], tuple[bool, int]], limit_s: float
 ) -> tuple[str, int]:
-    """Signal behind ever more work until it is seen pending; return words for it and the last number."""
-    transfer = need_transfer(device)
-    marker = transfer.create_marker()
-    number, words = 0, "seen; the work was too short to see it pending"
+    """Signal behind ever more work until it is seen pending; return words for it and the last number.
+
+    ``look`` returns whether the other process sees the signal, and then the data in front of it.
+    """
+    number, seen = 0, False
+
+    def reached() -> bool:
+        done, data = look(number)
+        if done and data != number:
+            raise CheckFailed("it is reported before the work in front of it is done", remedy=_ANOTHER)
+        return done
+
     for copies in loads():
         number += 1
-        load.submit(copies)
-        transfer.record(marker, load.stream)
+        load.submit(copies, number, to=page.data_ptr)
         signal(number)
-        if not reached(number):
-            if not _within(limit_s, partial(reached, number)):
-                raise CheckFailed(f"it was not seen within {limit_s:g} s", remedy=_ANOTHER)
-            words = f"pending behind {copies} copies, then seen"
-            break
-        if not _within(_LATE_S, lambda: transfer.query_marker(marker)):
-            raise CheckFailed("it is reported before the work in front of it is done", remedy=_ANOTHER)
-    transfer.destroy_marker(marker)
-    return words, number
+        if reached():
+            continue
+        if not (seen := _within(limit_s, reached)):
+            raise CheckFailed(f"it was not seen within {limit_s:g} s", remedy=_ANOTHER)
+        break
+    return f"pending behind {copies} copies, then seen" if seen else "seen; the work was too short to wait for", number
 
 
 def _hold(partner: Partner, value: int) -> None:
@@ -206,26 +210,31 @@ def _released(partner: Partner, limit_s: float, by: str) -> None:
         raise CheckFailed(f"a stream's wait was not released {by}", remedy=_ANOTHER)
 
 
-def _host(device: Device, partner: Partner, page: SharedPage) -> str:
-    """Numbers that the host publishes once its own marker is done; the other host sees every one of them."""
+def _host(device: Device, partner: Partner, page: SharedPage, limit_s: float) -> str:
+    """Numbers that the host publishes once its own marker is done; the other host sees each with its data."""
     transfer = need_transfer(device)
     load = Load(device)
     marker = transfer.create_marker()
     if transfer.query_marker(marker):
         raise CheckFailed("a marker that was never recorded is done", remedy=_ANOTHER)
     pending = 0
-    for number in range(1, 9):
-        load.submit(2)
+    for number, copies in enumerate((2, 2, 2, *loads()), 1):
+        load.submit(copies, number, to=page.data_ptr)
         transfer.record(marker, load.stream)
-        while not transfer.query_marker(marker):
-            pending += 1
-            time.sleep(_PAUSE_S)
-        page.word = number
-        if partner.ask("page.word")["word"] != number:
+        pending += not transfer.query_marker(marker)
+        if not _within(limit_s, lambda: transfer.query_marker(marker)):
+            raise CheckFailed(f"a marker was not done within {limit_s:g} s", remedy=_ANOTHER)
+        page.store(number)
+        seen = partner.ask("page.look")
+        if seen["word"] != number:
             raise CheckFailed("the other process's host does not see a word that this host stored", remedy=_ANOTHER)
+        if seen["behind"] != number:
+            raise CheckFailed("a marker is done before the work in front of it", remedy=_ANOTHER)
+        if pending and number > 3:
+            break
     transfer.destroy_marker(marker)
     load.close()
-    return f"8 numbers published behind markers, each seen by the other host; pending at {pending} looks"
+    return f"{number} numbers published behind markers, {pending} of them pending at first, each seen with its data"
 
 
 # --- events ---------------------------------------------------------------------------------------------------------
@@ -254,7 +263,7 @@ def _need_events(device: Device) -> InterprocessEvents:
     return events
 
 
-def _events(device: Device, partner: Partner, limit_s: float) -> str:
+def _events(device: Device, partner: Partner, page: SharedPage, limit_s: float) -> str:
     events = _need_events(device)
     load = Load(device)
     event = events.create()
@@ -264,10 +273,11 @@ def _events(device: Device, partner: Partner, limit_s: float) -> str:
     def signal(_: int) -> None:
         events.record(event, load.stream)
 
-    def reached(_: int) -> bool:
-        return bool(partner.ask("event.query")["done"])
+    def look(_: int) -> tuple[bool, int]:
+        done = bool(partner.ask("event.query")["done"])
+        return done, partner.ask("page.look")["behind"]
 
-    seen, _ = _behind_work(device, load, signal, reached, limit_s)
+    seen, _ = _behind_work(load, page, signal, look, limit_s)
     partner.ask("event.close")
     events.destroy(event)
     load.close()

@@ -141,19 +141,21 @@ def _order(device: Device, _: Partner) -> str:
     if transfer.query_marker(first):
         raise CheckFailed("a marker that was never recorded is done", remedy=_REPORT)
     pending = 0
-    for copies in loads():
+    for number, copies in enumerate(loads(), 1):
         content = os.urandom(_NBYTES)
         buffer.stage.view[:_NBYTES] = content
-        load.submit(copies)
         transfer.copy(load.stream, buffer.ptr, buffer.stage.ptr, _NBYTES)
+        load.submit(copies, number)
         transfer.record(first, load.stream)
         transfer.wait_marker(buffer.stage.stream, first)
         transfer.record(last, buffer.stage.stream)
-        after, before = transfer.query_marker(last), transfer.query_marker(first)
-        if after and not before:
-            raise CheckFailed("a stream went past a marker that it had to wait for", remedy=_REPORT)
-        pending = 0 if before else copies
+        for marker in (last, first):
+            if transfer.query_marker(marker) and load.arrived != number:
+                raise CheckFailed("a marker is done before the work in front of it", remedy=_REPORT)
+        pending = 0 if transfer.query_marker(first) else copies
         buffer.expect(content, "a stream that waited for a marker")
+        if load.arrived != number:
+            raise CheckFailed("a stream went past a marker that it had to wait for", remedy=_REPORT)
         if not (transfer.query_marker(first) and transfer.query_marker(last)):
             raise CheckFailed("a marker is not done after its work was waited for", remedy=_REPORT)
         if pending:
