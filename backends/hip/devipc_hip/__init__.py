@@ -1,0 +1,1 @@
+"""HIP backend of devipc. Importing it loads no driver and no binding."""

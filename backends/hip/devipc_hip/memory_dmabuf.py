@@ -1,0 +1,149 @@
+"""Handle kind ``dmabuf``: memory of ``hipMalloc`` as a dma-buf, opened as external memory.
+
+Owns exporting, opening and closing of that kind, and where it is not offered. All functions expect the device to be
+current.
+
+Sources: ``hipMemGetHandleForAddressRange`` came with runtime 7.0; on 7.2 the allocation after an export may crash in
+the layer below (ROCm/rocm-systems 8517). A dma-buf tells its size to ``lseek`` (Linux, dma-buf documentation).
+"""
+
+from __future__ import annotations
+
+import os
+
+from devipc.spi import (
+    PAGE_NBYTES,
+    AllocationInfo,
+    BoundsError,
+    Capability,
+    Chunk,
+    DevIPCError,
+    ExportedExtent,
+    HandleKind,
+    OpenedExtent,
+    Verdict,
+    explain_missing_fd,
+    round_up,
+)
+from devipc_hip import driver, layouts, payload
+from devipc_hip.context import Context
+from devipc_hip.memory_plain import NO_CANARY, TAIL_NBYTES, attach, check_opened
+from devipc_hip.memory_query import Mapping
+from devipc_hip.opening import duplicate, open_in_time
+from devipc_hip.status import INVALID_VALUE
+
+__all__ = ["DmabufMapping", "close_dmabuf", "dmabuf_capability", "export_dmabuf", "open_dmabuf"]
+
+_KNOWN_BAD = range(70_200_000, 70_300_000)
+_NEEDED = ("hipMemGetHandleForAddressRange", "hipImportExternalMemory", "hipExternalMemoryGetMappedBuffer")
+_REMEDY = "use kind 'legacy' or 'vmm_fd'"
+
+
+def dmabuf_capability(ordinal: int, version: int) -> Capability:
+    """Return whether dma-bufs are offered: not where a symbol is missing, nor on a runtime that crashes behind one."""
+    missing = [name for name in _NEEDED if not driver.has(name)]
+    if missing:
+        return Capability.no(f"the runtime has no {', '.join(missing)}", remedy=f"update ROCm, or {_REMEDY}")
+    if version in _KNOWN_BAD:
+        return Capability.no(
+            f"runtime {driver.version_text(version)} may crash at the allocation after a dma-buf was exported",
+            remedy=f"update ROCm, or {_REMEDY}",
+            evidence="ROCm/rocm-systems 8517",
+        )
+    claimed = driver.device_attribute("DmaBufSupported", ordinal)
+    said = {None: "is not known", 0: "says no"}.get(claimed, "says yes")
+    return Capability(
+        Verdict.UNTESTED, f"attribute DmaBufSupported: {claimed}", f"the attribute {said}; a live check decides"
+    )
+
+
+def export_dmabuf(ptr: int, nbytes: int, *, info: AllocationInfo, canary: bytes) -> ExportedExtent:
+    """Export ``[ptr, ptr + nbytes)`` by a dma-buf of its whole allocation, which the extent owns."""
+    try:
+        fd = driver.export_fd(
+            "hipMemGetHandleForAddressRange", info.base, _whole(info.nbytes, canary), after=(driver.DMABUF, 0)
+        )
+    except DevIPCError as error:
+        raise explain_missing_fd(error, backend="hip") from error
+    chunk = Chunk(info.nbytes, ptr - info.base, nbytes, payload.pack(canary), has_fd=True)
+    return ExportedExtent(HandleKind.DMABUF, (chunk,), (fd,))
+
+
+def _whole(nbytes: int, canary: bytes) -> int:
+    return round_up(nbytes, PAGE_NBYTES) + (0 if canary == NO_CANARY else TAIL_NBYTES)
+
+
+class DmabufMapping:
+    """An opened dma-buf: the runtime's external memory, and where it lies."""
+
+    __slots__ = ("memory", "ptr")
+
+    def __init__(self, memory: int, ptr: int) -> None:
+        self.memory = memory
+        self.ptr = ptr
+
+
+def open_dmabuf(extent: ExportedExtent, context: Context) -> OpenedExtent:
+    """Map a checked extent, within a deadline, and compare it with what was announced; the descriptor is borrowed."""
+    (chunk,) = extent.chunks
+    canary = payload.unpack(chunk)
+    whole = _whole(chunk.allocation_nbytes, canary)
+    _check_fd(extent.fds[0], whole)
+    mapping = attach(lambda: _open_once(extent.fds[0], chunk, canary, whole, context))
+    return OpenedExtent(mapping.ptr + chunk.offset, chunk.nbytes, mapping)
+
+
+def _check_fd(fd: int, nbytes: int) -> None:
+    """Refuse a descriptor that says that it is smaller than announced; one that does not tell passes."""
+    try:
+        size = os.lseek(fd, 0, os.SEEK_END)
+    except OSError:
+        return
+    if size < nbytes:
+        raise BoundsError(
+            f"the descriptor has {size} bytes, the exporter announced {nbytes}",
+            remedy="the exporter's handle is wrong or was changed on the way; export again",
+        )
+
+
+def _open_once(fd: int, chunk: Chunk, canary: bytes, whole: int, context: Context) -> DmabufMapping:
+    own = duplicate(fd)
+    try:
+        memory = open_in_time(
+            context,
+            lambda: int(driver.call("hipImportExternalMemory", layouts.external_fd(own, whole))),
+            lambda opened: driver.attempt("hipDestroyExternalMemory", opened),
+            "hipImportExternalMemory",
+        )
+    except DevIPCError as error:
+        if error.code != "driver_blocked":
+            os.close(own)
+        if error.status is not None and error.status.value == INVALID_VALUE:
+            raise BoundsError(
+                f"the runtime cannot map {whole} bytes of the descriptor",
+                remedy="the exporter's handle is wrong or was changed on the way; export again",
+                status=error.status,
+            ) from error
+        raise explain_missing_fd(error, backend="hip") from error
+    os.close(own)
+    try:
+        part = layouts.external_part(whole)
+        mapping = DmabufMapping(memory, int(driver.call("hipExternalMemoryGetMappedBuffer", memory, part)))
+        check_opened(mapping.ptr, chunk, canary, _opened(mapping.ptr, chunk, canary, whole), context)
+    except BaseException:
+        driver.quietly(driver.call, "hipDestroyExternalMemory", memory)
+        raise
+    return mapping
+
+
+def _opened(ptr: int, chunk: Chunk, canary: bytes, whole: int) -> Mapping:
+    """Return what the runtime says about a mapping; without an answer it is what was asked for."""
+    if canary == NO_CANARY:  # rounded up to pages, so that its end is not the allocation's
+        return Mapping(ptr, chunk.allocation_nbytes)
+    found = driver.question("hipMemGetAddressRange", ptr)
+    return Mapping(ptr, whole) if found is None else Mapping(int(found[0]), int(found[1]))
+
+
+def close_dmabuf(mapping: DmabufMapping) -> None:
+    """Unmap."""
+    driver.call("hipDestroyExternalMemory", mapping.memory)
