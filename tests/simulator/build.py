@@ -31,7 +31,15 @@ FLAGS = (
 )
 
 # Folder of a front -> the file that programs load, below the folder of the build.
-LIBRARIES = {"cuda": "libcuda.so.1", "hip": "lib/libamdhip64.so", "levelzero": "libze_intel_gpu.so.1"}
+LIBRARIES = {
+    "cuda": "libcuda.so.1",
+    "hip": "lib/libamdhip64.so",
+    "hip_on_cuda": "lib/libamdhip64.so",
+    "levelzero": "libze_intel_gpu.so.1",
+}
+
+# What a library is made of besides its own folder, instead of the core: this one simulates nothing, it passes calls on.
+PARTS = {"hip_on_cuda": ("hip/abi.h",)}
 
 
 class BuildError(RuntimeError):
@@ -46,7 +54,9 @@ def cache_root() -> Path:
 
 def sources(front: str) -> list[Path]:
     """Every file that decides what the library of ``front`` is, in a fixed order."""
-    return sorted(path for folder in ("core", front) for path in (HERE / folder).iterdir())
+    folders = (front,) if front in PARTS else ("core", front)
+    own = [path for folder in folders for path in (HERE / folder).iterdir()]
+    return sorted([*own, *(HERE / part for part in PARTS.get(front, ()))])
 
 
 def digest(front: str, compiler: str) -> str:
