@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable
 
+from devipc.channel.datagram import close_all, no_descriptors
 from devipc.channel.link import Link, PeerState, Reply
 from devipc.channel.message import Message
 from devipc.errors import CapabilityError, ClosedError, CompletionTimeout, DevIPCError, HandleError, ResourceExhausted
@@ -115,6 +116,8 @@ class Clients:
         self._reserve(theirs.client)
         try:
             return self._attach(link, theirs, message)
+        except OSError as error:
+            raise no_descriptors("attach", error) from error
         finally:
             with self._lock:
                 self._entering.discard(theirs.client)
@@ -152,8 +155,7 @@ class Clients:
         try:
             remote = life.process.open_client(theirs.client, slots_fd, uid=link.peer.uid)
         except BaseException:
-            for fd in offer:
-                os.close(fd)
+            close_all(offer)
             raise
         taken: Taken | None = None
         try:

@@ -43,7 +43,7 @@ class Life:
 
     def ended(self, error: DevIPCError) -> None:
         """Take what the process tells of its end: dying, and, with a DeviceLostError, gone."""
-        self.cause = self.cause or error
+        self.cause = error
         self.engine.lose(error)
         self.dying.set()
 
