@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.facts import machine
+from devipc.bench.facts import machine
 from devipc.errors import CapabilityError
 from devipc.probe.stage import Stage
 from devipc.registry import load_backend

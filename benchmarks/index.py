@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.facts import machine, spread, write
+from devipc.bench.facts import machine, spread, write
 from devipc.hicache.index import IndexReader, IndexWriter
 
 ENTRIES = 100_000

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.facts import machine, spread, write
+from devipc.bench.facts import machine, spread, write
 from devipc.hicache.layout import Component, Plane, PoolChunk, PoolLayout, Rule
 from devipc.hicache.planner import CopyPlan, Direction, HostPages, Planner
 from devipc.types import HandleKind

@@ -14,7 +14,7 @@ import threading
 import time
 from pathlib import Path
 
-from benchmarks.facts import machine, spread, write
+from devipc.bench.facts import machine, spread, write
 from devipc.channel import Channel
 from devipc.errors import PeerGone
 from devipc.hicache.ring import DEFAULT_SPIN_S, Consumer, Producer

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.facts import machine
+from devipc.bench.facts import machine
 from devipc.probe.stage import Stage
 from devipc.session import Exporter, Importer
 

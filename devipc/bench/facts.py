@@ -1,4 +1,7 @@
-"""What a result file says about the machine and the spread of its samples. Shared by the benchmarks of this folder."""
+"""What a result says about the machine, and the spread of its samples.
+
+Owns the common form of all results: machine facts, distributions, ratios. It measures nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,15 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from devipc import __version__
+
+__all__ = ["machine", "quantile", "ratio", "spread", "write"]
 
 
 def machine() -> dict[str, Any]:
@@ -33,18 +38,28 @@ def machine() -> dict[str, Any]:
     }
 
 
+def quantile(samples: Sequence[float], share: float) -> float:
+    """Return the sample below which ``share`` of them lie; the largest for few samples."""
+    ordered = sorted(samples)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
 def spread(samples_s: Sequence[float]) -> dict[str, float]:
     """Return minimum, median, 99th percentile (microseconds) and the number of samples."""
-    ordered = sorted(samples_s)
     return {
-        "min_us": round(ordered[0] * 1e6, 2),
-        "median_us": round(statistics.median(ordered) * 1e6, 2),
-        "p99_us": round(ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] * 1e6, 2),
-        "samples": len(ordered),
+        "min_us": round(min(samples_s) * 1e6, 2),
+        "median_us": round(statistics.median(samples_s) * 1e6, 2),
+        "p99_us": round(quantile(samples_s, 0.99) * 1e6, 2),
+        "samples": len(samples_s),
     }
 
 
-def write(path: Path, result: dict[str, Any]) -> None:
+def ratio(value: float, floor: float) -> float:
+    """Return ``value / floor``, rounded to what is worth to be read."""
+    return round(value / floor, 3)
+
+
+def write(path: Path, result: Mapping[str, Any]) -> None:
     """Write ``result`` as indented JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=2) + "\n")
