@@ -147,16 +147,19 @@ def read_run(path: Path) -> Run:
 def cell(runs: Sequence[Run], *, kind: str = "", strategy: str = "") -> str:
     """Return what is known of a handle kind or a strategy of one backend, from its runs, the best evidence first.
 
-    ``verified on DEVICE``; ``simulated``, which is no evidence about hardware; ``no on DEVICE``, where a real device
-    refused it; ``untested on hardware`` when nothing of it ran anywhere.
+    ``verified on DEVICE``; ``no on DEVICE``, where a real device refused it by type; ``simulated, untested on
+    hardware``, which is no evidence about any device; ``untested on hardware`` when it ran nowhere, or nowhere well;
+    ``-`` when the backend knows no such thing.
     """
     case, parameter = (_KIND_CASE, kind) if kind else (_STRATEGY_CASE, strategy)
-    for simulated in (False, True):
-        found = [(run, run.seen(case, parameter)[0]) for run in runs if run.simulated is simulated]
-        passed = list(dict.fromkeys(run.device for run, result in found if result == Result.PASS.value))
-        refused = list(dict.fromkeys(run.device for run, result in found if result == Result.SKIP.value))
-        if passed:
-            return "simulated, untested on hardware" if simulated else f"verified on {', '.join(passed)}"
-        if refused and not simulated:
-            return f"no on {', '.join(refused)}"
-    return "untested on hardware"
+    found = [(run, run.seen(case, parameter)[0]) for run in runs]
+    if runs and not any(result for _, result in found):
+        return "-"
+    passed = [run for run, result in found if result == Result.PASS.value]
+    real = list(dict.fromkeys(run.device for run in passed if not run.simulated))
+    if real:
+        return f"verified on {', '.join(real)}"
+    refused = [run.device for run, result in found if result == Result.SKIP.value and not run.simulated]
+    if refused:
+        return f"no on {', '.join(dict.fromkeys(refused))}"
+    return "simulated, untested on hardware" if passed else "untested on hardware"

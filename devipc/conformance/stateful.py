@@ -26,7 +26,7 @@ from devipc.types import ExportedExtent, HandleKind, MemoryKind, OpenedExtent
 
 __all__ = ["Importer", "LocalImporter", "MemoryMachine", "MemorySide", "PeerImporter", "run_machine"]
 
-LARGEST = 256 << 10
+LARGEST = 128 << 10
 _FAMILIES = (UsageError, HandleError, CapabilityError)
 
 
@@ -324,6 +324,7 @@ class MemoryMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Compare once more, and give everything back."""
+        self.compare()
         for side in self.sides:
             for mapping in self.mappings:
                 side.importer.close(side.keys[mapping])

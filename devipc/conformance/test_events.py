@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -202,14 +202,17 @@ def test_wait_is_for_that_record(rig: Rig) -> None:
     try:
         with rig.new_stream() as source, rig.new_stream() as waiting:
             transfer.record(marker, source)
+            holds_waiting = Latch(rig, waiting)
             transfer.wait_marker(waiting, marker)
-            latch = Latch(rig, source)
+            holds_source = Latch(rig, source)
             try:
                 transfer.record(marker, source)
+                holds_waiting.close()
                 assert not transfer.query_marker(marker)
                 rig.finish(waiting, "a stream whose marker was recorded anew", timeout_s=rig.deadline_s / 2)
             finally:
-                latch.close()
+                holds_waiting.close()
+                holds_source.close()
     finally:
         transfer.destroy_marker(marker)
 
@@ -256,8 +259,7 @@ def test_waiting_releases_the_interpreter(rig: Rig) -> None:
         waiter = threading.Thread(target=wait, daemon=True)
         try:
             opener.start()
-            waiter.start()
-            longest_s = longest_pause_s(0.3)
+            longest_s = longest_pause_s(0.3, begin=waiter.start)
             early = not waiter.is_alive()
         finally:
             latch.close()
@@ -271,10 +273,11 @@ def test_waiting_releases_the_interpreter(rig: Rig) -> None:
         assert longest_s < 1.0, f"no other thread ran for {longest_s:.1f} s"
 
 
-def longest_pause_s(watched_s: float) -> float:
-    """Return for how long this thread was kept from running, at most, while it watched."""
+def longest_pause_s(watched_s: float, *, begin: Callable[[], object]) -> float:
+    """Return for how long this thread was kept from running, at most, from ``begin()`` on."""
     longest, last = 0.0, time.monotonic()
     end = last + watched_s
+    begin()
     while last < end:
         time.sleep(0.002)
         now = time.monotonic()

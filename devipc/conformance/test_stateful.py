@@ -29,7 +29,7 @@ def oracle(rig: Rig) -> Iterator[Rig]:
 @pytest.fixture
 def walks(suite: Suite) -> int:
     """Return how many walks of each length are made."""
-    return 100 if suite.large else 6
+    return 100 if suite.large else 10
 
 
 class Partners:

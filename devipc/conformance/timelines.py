@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from devipc.completion import ConsumerFence, ProducerFence, create_fence, open_fence
 from devipc.conformance import roles_state, roles_sync
@@ -177,6 +177,7 @@ class FenceMachine(RuleBasedStateMachine):
         if found == "issued":
             self.issued += gap
 
+    @precondition(lambda self: self.issued)
     @rule(back=st.integers(0, 3))
     def signal_backwards(self, back: int) -> None:
         """Signal a value that does not grow."""
@@ -208,24 +209,32 @@ class FenceMachine(RuleBasedStateMachine):
             side.followers.add(side.producer)
         self.consumers += 1
 
-    @rule(distance=st.integers(-3, 2))
-    def ask(self, distance: int) -> None:
-        """Ask everybody about a value near the last one."""
-        if not self.held:
-            self.settle()
-        value = max(1, self.issued + distance)
+    @precondition(lambda self: self.issued)
+    @rule(back=st.integers(1, 3))
+    def ask(self, back: int) -> None:
+        """Ask everybody about a value that was passed."""
+        self.ask_all(max(1, self.issued - back))
+
+    def ask_all(self, value: int) -> None:
+        """Ask everybody on both sides."""
         answers = [
             [side.ask(value), *(side.followers.ask(index, value) for index in range(self.consumers))]
             for side in self.sides
         ]
         assert answers[0] == answers[1], f"is {value} reached: {answers[0]}, and on the host backend {answers[1]}"
 
-    @precondition(lambda self: not self.poisoned and self.issued > 6)
+    @invariant()
+    def alike(self) -> None:
+        """After each step everybody says the same about the last value and the next one."""
+        if not self.held:
+            self.settle()
+        for value in {max(1, self.reached), max(1, self.issued), self.issued + 1}:
+            self.ask_all(value)
+
+    @precondition(lambda self: not self.poisoned and self.issued > 1000)
     @rule(reason=st.sampled_from([PoisonReason.CANCELLED, PoisonReason.PROTOCOL]))
     def poison(self, reason: PoisonReason) -> None:
         """Let the fence fail."""
-        if not self.held:
-            self.settle()
         for side in self.sides:
             side.producer.poison(reason)
         self.poisoned = True

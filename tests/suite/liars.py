@@ -44,12 +44,12 @@ class Replaced(Disguise):
         self.inner.free(own)
 
 
-@caught_by("MEM-011")
+@caught_by("MEM-011", "MEM-035", "STATE-201")
 def zero_maps() -> Backend:
     return LyingBackend(memory=Replaced)
 
 
-@caught_by("MEM-202")
+@caught_by("MEM-202", "MEM-012", "MEM-024", "MEM-025", "ORD-085", "ORD-086")
 def copies_instead_of_sharing() -> Backend:
     class Memory(Replaced):
         """Maps a copy of what the peer's memory holds at that moment."""

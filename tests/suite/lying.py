@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+from devipc.conformance import BackendProfile
 from devipc.host.backend import HostBackend, HostDevice
 from devipc.interfaces.backend import Backend
 
@@ -61,15 +63,30 @@ class LyingBackend(HostBackend):
         return device
 
 
-LIARS: dict[str, str] = {}
-"""Name of each liar and the case that is meant for it."""
+@dataclass(frozen=True, slots=True)
+class Lie:
+    """One liar: where it is made, the cases that must find it, and with which options they run."""
+
+    factory: str
+    cases: tuple[str, ...]
+    is_profile: bool
+    options: tuple[str, ...]
 
 
-def caught_by(identity: str) -> Callable[[Callable[[], Backend]], Callable[[], Backend]]:
-    """Register a liar; its name says what it does, its text how."""
+LIARS: dict[str, Lie] = {}
+"""Every liar by its name."""
 
-    def register(factory: Callable[[], Backend]) -> Callable[[], Backend]:
-        LIARS[factory.__name__] = identity
+Made = Backend | BackendProfile
+
+
+def caught_by(*cases: str, options: tuple[str, ...] = ()) -> Callable[[Callable[[], Made]], Callable[[], Made]]:
+    """Register a liar; its name says what it does, its text how. A profile may lie as well as a backend."""
+
+    def register(factory: Callable[[], Made]) -> Callable[[], Made]:
+        name = factory.__name__
+        assert name not in LIARS, name
+        is_profile = factory.__annotations__["return"] == "BackendProfile"
+        LIARS[name] = Lie(f"{factory.__module__}:{name}", cases, is_profile, options)
         return factory
 
     return register

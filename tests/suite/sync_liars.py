@@ -43,7 +43,7 @@ def fence_too_early() -> Backend:
     return with_sync(words=Early)
 
 
-@caught_by("SYNC-068")
+@caught_by("SYNC-068", "CRASH-061", "SYNC-072", "SYNC-075", "SYNC-076", "SYNC-097")
 def fence_never_done() -> Backend:
     return with_sync(words=Never)
 
@@ -120,7 +120,7 @@ def wait_is_exact() -> Backend:
     return with_sync(waits=Waits)
 
 
-@caught_by("CRASH-060")
+@caught_by("CRASH-060", "SYNC-095")
 def wait_ignores_poison() -> Backend:
     class Waits(Disguise):
         """A wait that poison does not end: stands behind a second one that nobody satisfies."""
@@ -138,7 +138,7 @@ def wait_ignores_poison() -> Backend:
 # --- events ---------------------------------------------------------------------------------------------------------
 
 
-@caught_by("SYNC-205")
+@caught_by("SYNC-205", "SYNC-078")
 def event_always_done() -> Backend:
     class Events(Disguise):
         """Calls every event done."""
