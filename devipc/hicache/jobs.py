@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from devipc.channel.link import FIRST_FREE_KIND
-from devipc.errors import WireError
+from devipc.errors import BoundsError, WireError
 from devipc.hicache.keys import KEY_NBYTES
 from devipc.hicache.protocol import MAX_FRAME_NBYTES, MAX_PAGES, Blob, Digest, Number, Op, Point, PoolNumber
 from devipc.hicache.records import Places
@@ -238,10 +238,7 @@ def encode(frame: Move | Order | Report | Call) -> bytes:
 
 def decode_move(body: bytes) -> Move:
     """Return an order to copy; raises WireError."""
-    move = _decode(_moves, body)
-    if not len(move.pages) == len(move.offsets) == len(move.spans) == len(move.indexes) or len(move.pages) % 8:
-        raise WireError("lists of pages and places of unequal length", code="shape", remedy="close the connection")
-    return move
+    return _decode(_moves, body)
 
 
 def decode_order(body: bytes) -> Order:
@@ -296,7 +293,9 @@ def _words(values: PageIds) -> bytes:
 
 
 def lists_of(move: Move) -> tuple[PageIds, Places]:
-    """Return pages and places of an order, as read-only arrays."""
+    """Return pages and places of an order, as read-only arrays; raises BoundsError for lists of unequal length."""
+    if not len(move.pages) == len(move.offsets) == len(move.spans) == len(move.indexes) or len(move.pages) % 8:
+        raise BoundsError("lists of pages and places of unequal length", code="shape", remedy="send one entry a page")
     pages, offset, span, index = (
         np.frombuffer(form, "<i8").astype(np.int64, copy=False)
         for form in (move.pages, move.offsets, move.spans, move.indexes)

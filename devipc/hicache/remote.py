@@ -34,9 +34,10 @@ from devipc.channel import Channel, Message
 from devipc.channel.datagram import close_all
 from devipc.channel.hello import decode_error
 from devipc.channel.link import Link, PeerState
+from devipc.channel.listener import remove_leftovers
 from devipc.channel.seqpacket import channel_pair
 from devipc.deadline import deadline_after, remaining
-from devipc.errors import ClosedError, DeviceLostError, DevIPCError, PeerGone
+from devipc.errors import ClosedError, DeviceLostError, DevIPCError, DriverError, PeerGone
 from devipc.hicache import jobs as j
 from devipc.hicache.child import Child, EngineSpawn, meaning
 from devipc.hicache.planner import Direction
@@ -310,6 +311,8 @@ class EngineProcess:
 
     def _dying(self, error: DevIPCError) -> None:
         """Say that it is dying, once, and make sure that it does."""
+        if isinstance(error, DeviceLostError):  # which would say that nothing moves any more
+            error = DriverError(error.message, code=error.code, remedy=error.remedy, retryable=True)
         with self._lock:
             first, self._cause = self._cause is None, self._cause or error
         if first and not self._closing:
@@ -324,6 +327,7 @@ class EngineProcess:
             f"the engine process ended ({meaning(code)})", code="engine", retryable=True, remedy="see its log"
         )
         self._dying(cause)
+        remove_leftovers(self._spawn.folder)  # its sockets, whose names never come again
         self._tell(
             DeviceLostError(
                 f"the engine process ended ({meaning(code)}): {cause.message}",

@@ -3,7 +3,8 @@
 With ``DEVIPC_TEST_ENGINE_FAULTS`` set to a folder, it listens there at ``<its pid>.faults`` for lines of JSON, which
 :class:`Faults` sends from a test: stall and resume the stream of one direction, slow copies down, refuse to pin, refuse
 copies, hang in a copy, lose the device, end by SIGKILL at a chosen call. ``DEVIPC_TEST_ENGINE_PIN_NBYTES`` limits
-pinning from the start, ``DEVIPC_TEST_ENGINE_KILL_AT`` counts calls from the start.
+pinning from the start, ``DEVIPC_TEST_ENGINE_KILL_AT`` counts calls from the start, ``DEVIPC_TEST_ENGINE_NO_SYNC``
+leaves the device without synchronisation.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from devipc.errors import DriverError
 from devipc.hicache.engineproc.process import main
@@ -24,7 +25,9 @@ from devipc.interfaces.backend import Device
 from devipc.registry import load_backend
 from tests.hicache.faulty import FaultyDevice
 
-FOLDER, PIN_NBYTES, KILL_AT = (f"DEVIPC_TEST_ENGINE_{name}" for name in ("FAULTS", "PIN_NBYTES", "KILL_AT"))
+FOLDER, PIN_NBYTES, KILL_AT, NO_SYNC = (
+    f"DEVIPC_TEST_ENGINE_{name}" for name in ("FAULTS", "PIN_NBYTES", "KILL_AT", "NO_SYNC")
+)
 MODULE = "tests.hicache.engine_with_faults"
 CALLS = ("copy_strided", "copy_batch", "record", "query_marker")
 
@@ -181,9 +184,11 @@ class FaultyBackend:
         device = self._inner.open_device(uuid)
         found = self._devices.get(device.info.uuid)
         if found is None:
-            found = self._devices[device.info.uuid] = FaultyDevice(device)
+            found = self._devices[device.info.uuid] = cast(Any, FaultyDevice(device))
             found.transfer.fault = self._switches.fault
             found.transfer.pin_nbytes = int(os.environ.get(PIN_NBYTES, str(2**40)))
+            if NO_SYNC in os.environ:
+                found.sync = None
             create = found.transfer.create_stream
 
             def create_stream(*, priority: int = 0) -> Any:
@@ -191,7 +196,7 @@ class FaultyBackend:
                 self._switches.streams.setdefault(priority, stream)  # the lanes' are the first
                 return stream
 
-            found.transfer.create_stream = create_stream  # type: ignore[attr-defined]
+            found.transfer.create_stream = create_stream
             self._switches.device = device
         opened: Device = found
         return opened

@@ -37,24 +37,35 @@ PAGES, LAYERS = 40, 17
 class EngineWorld:
     """See the module."""
 
-    def __init__(self, backend: str, *, strategy: str = "", arena_nbytes: int = 2**22, **switches: object) -> None:
+    def __init__(
+        self,
+        backend: str,
+        *,
+        strategy: str = "",
+        arena_nbytes: int = 2**22,
+        variables: dict[str, str] | None = None,
+        **switches: object,
+    ) -> None:
         self.backend = backend
         self.strategy = strategy
         self.environment: dict[str, str] = {}
         if backend == "cuda":
-            self.environment = {"DEVIPC_TRIAL_CACHE": ""} | control.environment(build.build("cuda"), control.new_room(), **switches)
+            self.environment = {"DEVIPC_TRIAL_CACHE": ""} | control.environment(
+                build.build("cuda"), control.new_room(), **switches
+            )
+        self._variables = variables or {}
         self.folder = tempfile.mkdtemp(prefix="e", dir="/tmp")
         self.arena = HostArena(arena_nbytes)
         self.slots = Slots.create(64)
         self.ends: list[DevIPCError] = []
         self.client_id = secrets.token_bytes(16)
         self.told: list[Any] = []
-        self._kept = {name: os.environ.get(name) for name in (*self.environment, FOLDER)}
+        self._kept = {name: os.environ.get(name) for name in (*self.environment, *self._variables, FOLDER)}
 
     def start(self, **options: Any) -> EngineProcess:
         """Spawn the engine; the client comes with :meth:`attach`."""
         spawn = EngineSpawn(folder=self.folder, backend=self.backend, module=MODULE, **options)
-        os.environ.update({**self.environment, FOLDER: self.folder})
+        os.environ.update({**self.environment, **self._variables, FOLDER: self.folder})
         try:
             self.process = EngineProcess(spawn, self.arena.fileno(), self.arena.nbytes)
         finally:
@@ -135,7 +146,8 @@ class EngineWorld:
         return self.remote.ready(point, slot)
 
     def close(self) -> None:
-        assert self.process.close(TIMEOUT_S)
+        if hasattr(self, "process"):
+            assert self.process.close(TIMEOUT_S)
         self.slots.close()
         self.arena.close()
         for name in os.listdir(self.folder):

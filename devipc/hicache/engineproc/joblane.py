@@ -138,8 +138,8 @@ class JobLane:
 
     def _begin(self, body: bytes) -> None:
         move = j.decode_move(body)
-        pages, places = j.lists_of(move)
         try:
+            pages, places = j.lists_of(move)
             client = self._clients.get(move.client)
             client.slots.check(move.slot)
             pool = client.use((move.pool, move.generation))
