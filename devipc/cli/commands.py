@@ -15,6 +15,7 @@ __all__ = ["group"]
 
 _COMMANDS = {
     "backends": "devipc.cli.backends",
+    "bench": "devipc.cli.bench",
     "conformance": "devipc.cli.conformance",
     "demo": "devipc.cli.demo",
     "env": "devipc.cli.env",

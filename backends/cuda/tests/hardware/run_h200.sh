@@ -39,7 +39,7 @@ step conformance 300 python3 -m pytest -v --timeout 120 -p no:cacheprovider --py
     --devipc-results "$out/conformance.json"
 step demo 90 bash -c demo
 step handover 90 python3 -m benchmarks.device_handover --backend cuda --out "$out/handover.json"
-step sessions 60 python3 -m benchmarks.sessions --backend cuda --repetitions 500 --out "$out/sessions.json"
+step sessions 60 python3 -m devipc bench sync --backend cuda --repetitions 500 --out "$out/sessions.json"
 step tensors 60 python3 -m pytest -v -p no:cacheprovider tests/integrations -m hardware
 python3 -m backends.cuda.tests.hardware.collect "$out" "$out/results"
 echo "failed:${failed:- none}"

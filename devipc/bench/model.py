@@ -1,0 +1,99 @@
+"""A model at work on the device, as far as copies can disturb it: steps like decoding, or like prefilling.
+
+Owns that process, ``python -m devipc.bench.model BACKEND DEVICE KIND``: it prints the start and length of each step,
+in seconds of the monotonic clock, until its standard input ends. It knows no cache.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+import torch
+
+from devipc.integrations import ForeignBuffer, ViewKeeper
+from devipc.registry import load_backend
+
+__all__ = ["KINDS", "torch_device"]
+
+KINDS = ("decode", "prefill")
+_LAYERS = 16
+_LINES = 16
+_SETTLE_S = 1.0
+
+
+def torch_device(backend: str, uuid: str) -> torch.device:
+    """Return torch's name for a device of ours."""
+    device = load_backend(backend).open_device(uuid)
+    assert device.memory is not None
+    block = device.memory.allocate(4096)
+    keeper = ViewKeeper(on_last=lambda: None)
+    view = ForeignBuffer(
+        ptr=block.ptr,
+        dtype="uint8",
+        shape=(16,),
+        strides=None,
+        device=device.info,
+        readonly=False,
+        keeper=keeper,
+    )
+    found: torch.device = view.to_torch().device
+    device.memory.free(block)
+    return found
+
+
+class _Model:
+    """Matrices, and a step that multiplies by all of them.
+
+    Decoding is bound by reading weights: few rows, much weight. Prefilling is bound by arithmetic: many rows.
+    """
+
+    def __init__(self, where: torch.device, kind: str) -> None:
+        small = where.type == "cpu"
+        width, inner = (256, 512) if small else (4096, 14336)
+        rows = 8 if kind == "decode" else 256 if small else 4096
+        dtype = torch.float32 if small else torch.bfloat16
+        self._small = small
+        self._x = torch.randn(rows, width, device=where, dtype=dtype)
+        self._up = [torch.randn(width, inner, device=where, dtype=dtype) for _ in range(_LAYERS)]
+        self._down = [torch.randn(inner, width, device=where, dtype=dtype) for _ in range(_LAYERS)]
+
+    def step(self) -> None:
+        """Run all layers, and wait."""
+        x = self._x
+        for up, down in zip(self._up, self._down, strict=True):
+            x = torch.relu(x @ up) @ down
+            x = x / (x.norm() + 1.0)
+        if not self._small:
+            torch.accelerator.synchronize()
+
+
+def main() -> None:
+    """Step until standard input ends; print the steps a few at a time."""
+    backend, uuid, kind = sys.argv[1:]
+    model = _Model(torch_device(backend, uuid), kind)
+    over = threading.Event()
+
+    def listen() -> None:
+        sys.stdin.read()
+        over.set()
+
+    threading.Thread(target=listen, name="devipc-bench-stdin", daemon=True).start()
+    until = time.monotonic() + _SETTLE_S
+    while time.monotonic() < until:
+        model.step()
+    sys.stdout.write("ready\n")
+    lines: list[str] = []
+    while not over.is_set():
+        start = time.monotonic()
+        model.step()
+        lines.append(f"{start:.7f} {time.monotonic() - start:.7f}\n")
+        if len(lines) == _LINES:
+            sys.stdout.write("".join(lines))
+            sys.stdout.flush()
+            lines.clear()
+
+
+if __name__ == "__main__":
+    main()
