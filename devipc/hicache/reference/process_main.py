@@ -1,0 +1,105 @@
+"""The process of a runtime: ``python -m devipc.hicache.reference.process_main <socket>``.
+
+Owns the loop: a plan is announced to the runtime as soon as it comes, and executed when the one before is done.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import sys
+from collections import deque
+
+import msgspec
+
+from devipc.channel.link import Link, PeerState, Reply
+from devipc.channel.seqpacket import Channel, Message
+from devipc.hicache.reference.local import LocalGPURuntime
+from devipc.hicache.reference.process import COMPLETION, FAILED, PLAN, START, STATS, Started
+from devipc.hicache.reference.runtime import BatchPlan, PreparedBatchHandle
+from devipc.hicache.reference.spec import RuntimeSpec, made_from
+
+__all__: list[str] = []
+
+_GREETING_S = 10.0
+_encode = msgspec.msgpack.Encoder().encode
+_plans = msgspec.msgpack.Decoder(BatchPlan)
+_specs = msgspec.msgpack.Decoder(RuntimeSpec)
+
+
+class _Server:
+    """Messages in, on the link's threads; everything else on the main thread."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._inbox: queue.SimpleQueue[BatchPlan | None] = queue.SimpleQueue()
+        self._spec: queue.SimpleQueue[RuntimeSpec | None] = queue.SimpleQueue()
+        self._started: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._runtime: LocalGPURuntime | None = None
+        link.handle(START, self._on_start)
+        link.handle(PLAN, self._on_plan)
+        link.handle(STATS, self._on_stats)
+        link.on_state(self._on_state)
+        link.start()
+
+    def _on_start(self, message: Message) -> Reply:
+        self._spec.put(_specs.decode(bytes(message.body)))
+        return self._started.get(), ()
+
+    def _on_plan(self, message: Message) -> None:
+        self._inbox.put(_plans.decode(bytes(message.body)))
+
+    def _on_stats(self, _message: Message) -> Reply:
+        assert self._runtime is not None
+        return _encode(self._runtime.stats()), ()
+
+    def _on_state(self, state: PeerState) -> None:
+        if state is PeerState.CLOSED:
+            self._spec.put(None)
+            self._inbox.put(None)
+        elif state is not PeerState.CONNECTED:
+            os._exit(1)  # nobody is left who would take an answer
+
+    def serve(self) -> None:
+        spec = self._spec.get()
+        if spec is None:
+            return
+        with made_from(spec) as runtime:
+            self._runtime = runtime
+            self._started.put(_encode(Started(runtime.runtime_id, runtime.limits)))
+            self._loop(runtime)
+
+    def _loop(self, runtime: LocalGPURuntime) -> None:
+        announced: deque[PreparedBatchHandle] = deque()
+        while True:
+            plan = self._inbox.get() if not announced else self._next()
+            if plan is not None:
+                announced.append(runtime.prepare_batch(plan))
+                continue
+            if not announced:
+                return
+            self._link.notify(COMPLETION, _encode(runtime.execute_batch(announced.popleft())))
+
+    def _next(self) -> BatchPlan | None:
+        try:
+            plan = self._inbox.get_nowait()
+        except queue.Empty:
+            return None
+        if plan is None:
+            self._inbox.put(None)  # the goodbye: for the loop, behind what is announced
+        return plan
+
+
+def _main(fd: int) -> None:
+    link = Link.accept(Channel(socket.socket(fileno=fd)), facts={}, timeout_s=_GREETING_S)
+    with link:
+        try:
+            _Server(link).serve()
+        except BaseException as error:
+            link.notify(FAILED, f"{type(error).__name__}: {error}".encode()[:4096])
+            raise
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[1]))
