@@ -69,7 +69,7 @@ class ProgressLine:
     def update(self, what: str, done: int, total: int) -> None:
         """Show ``what`` and how far it is."""
         if self._bar is not None:
-            self._bar.update(self._task, description=what, completed=done, total=total)
+            self._bar.update(self._task, description=what, completed=done, total=total, refresh=True)
 
     def __enter__(self) -> ProgressLine:
         if self._bar is not None:

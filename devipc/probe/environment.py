@@ -35,7 +35,7 @@ _CAPABILITIES = {"IPC_LOCK": 14, "SYS_PTRACE": 19, "SYS_ADMIN": 21}  # linux/cap
 _COMMON = {"root", "user", "host", "localhost", "nobody", "admin", "device", "memory", "python", "linux"}
 _UUID = re.compile(r"\b([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", re.IGNORECASE)
 _LONG_HEX = re.compile(r"\b(?=[0-9a-f]*\d)([0-9a-f]{6})[0-9a-f]{10,}\b", re.IGNORECASE)
-_DIGITS = re.compile(r"\b(\d{4})\d{8,}\b")
+_DIGITS = re.compile(r"\b(\d{4})\d{9,}\b")
 _HOMES = re.compile(r"/(?:home|Users)/[^/\s:'\"]+")
 
 

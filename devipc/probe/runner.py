@@ -142,10 +142,11 @@ class Checks:
         if "capability" in answer:
             capability = capability_from(answer["capability"])
         else:
-            self.exporter, self.importer = answer["exporter"], answer["importer"]
             self.facts = {redact(key): redact(value) for key, value in answer["facts"].items()}
             opened = Capability.yes("each opened by its process")
-            capability = _same_device(self.exporter, self.importer) if same else opened
+            capability = _same_device(answer["exporter"], answer["importer"]) if same else opened
+            if capability:
+                self.exporter, self.importer = answer["exporter"], answer["importer"]
         return self._row("identity", capability, None, started)
 
     def run(self, check: str, claim: Capability | None) -> Row:
