@@ -67,7 +67,7 @@ class EngineCall(enum.IntEnum):
     STOP = FIRST_FREE_KIND + 4
     """:class:`Stop`; answered when everything was given back, just before the process ends."""
     LOST = FIRST_FREE_KIND + 5
-    """A notice of the engine: the error that ends it, as the channel's errors travel."""
+    """The engine's: the error that ends it, as the channel's errors travel; it does not live to see an answer."""
 
 
 MAX_JOB_NBYTES = MAX_FRAME_NBYTES + 4096

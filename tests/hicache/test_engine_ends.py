@@ -176,7 +176,7 @@ def test_a_client_that_stands_still_delays_nobody(strategy: str) -> None:
             client.process.send_signal(signal.SIGSTOP)
             try:
                 for number in range(60):
-                    places, fence = it.places(1), it.remote.fence(2, number)
+                    places, fence = it.places(1), it.remote.fence(2, number + 1)
                     job = it.lanes[Direction.RESTORE].start(it.pool, Direction.RESTORE, PAGE, places, fence)
                     assert soon(job.poll, 5.0) < 4.0
             finally:

@@ -82,8 +82,8 @@ class EngineMain:
 
     def lose(self, error: DevIPCError) -> NoReturn:
         """Tell the supervisor why, and end: the kernel and the driver end what is in flight."""
-        try:
-            self._link.notify(j.EngineCall.LOST, encode_error(error), timeout_s=1.0)
+        try:  # and wait until it has heard: the news of a death is faster than a message
+            self._link.call(j.EngineCall.LOST, encode_error(error), timeout_s=1.0)
         except DevIPCError:
             pass
         os._exit(3)

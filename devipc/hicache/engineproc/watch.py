@@ -7,6 +7,7 @@ own: a client that does not answer delays nobody else.
 from __future__ import annotations
 
 import logging
+import select
 import threading
 import time
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from devipc.wire import Reader
 __all__ = ["Watcher"]
 
 _IDLE_S = 0.5
-_SPIN_S, _FIRST_PAUSE_S, _PAUSE_S, _LONGEST_PAUSE_S = 0.3e-3, 20e-6, 0.2e-3, 1e-3
+_SPIN_S, _PAUSE_S, _LONGEST_PAUSE_S = 0.3e-3, 0.2e-3, 1e-3
 _log = logging.getLogger("devipc.hicache")
 
 
@@ -127,8 +128,9 @@ class Watcher:
             return 0.05 if self._stopping else _IDLE_S
         quiet_s = time.monotonic() - quiet_since
         if quiet_s < _SPIN_S:
-            return _FIRST_PAUSE_S
-        time.sleep(_PAUSE_S if quiet_s < 0.1 else _LONGEST_PAUSE_S)
+            select.select((), (), (), 0)  # lets other threads run, and costs less than any sleep
+        else:
+            time.sleep(_PAUSE_S if quiet_s < 0.1 else _LONGEST_PAUSE_S)
         return 0.0
 
     def _look(self) -> bool:
