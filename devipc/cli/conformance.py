@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,9 @@ def command() -> None:
 
     Needs the extra `conformance`: pip install 'devipc[conformance]'.
     """
-    try:
-        import hypothesis  # noqa: F401
-        import numpy  # noqa: F401
-        import pytest  # noqa: F401
-    except ImportError as error:
-        raise UsageError(
-            f"the suite needs {error.name}, which is not installed", remedy="pip install 'devipc[conformance]'"
-        ) from error
+    for name in ("hypothesis", "numpy", "pytest"):
+        if find_spec(name) is None:
+            raise UsageError(f"the suite needs {name}, which is missing", remedy="pip install 'devipc[conformance]'")
 
 
 @command.command()

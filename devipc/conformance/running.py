@@ -87,7 +87,7 @@ def run(
         raise UsageError(f"no case or area {', '.join(unknown)}", remedy="see `devipc conformance list`")
     suite = Suite(profile, large=large, only=tuple(only), results=results)
     arguments = ["--pyargs", "devipc.conformance", "-c", os.devnull, "--rootdir", os.getcwd()]
-    arguments += ["--noconftest", "-p", "no:cacheprovider", "-q", "--tb=short", "--show-capture=stdout"]
+    arguments += ["--noconftest", "-p", "no:cacheprovider", "-q", "--tb=short"]
     arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # the catalogue was imported before pytest began
     arguments += [f"--junit-xml={junit}"] if junit is not None else []
     with tempfile.TemporaryDirectory(prefix="devipc-conformance-") as folder:

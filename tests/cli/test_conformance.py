@@ -1,0 +1,83 @@
+"""``devipc conformance``: what it runs, what it writes, what it prints and how it ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+SCRIPT = str(Path(sys.executable).with_name("devipc"))
+LIAR = "tests.suite.liars:short_mapping"
+
+
+def conformance(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [SCRIPT, "conformance", *arguments], capture_output=True, text=True, timeout=55, cwd=folder, check=False
+    )
+
+
+def test_a_run_leaves_its_results(tmp_path: Path) -> None:
+    files = ("--results", "results.json", "--junit", "junit.xml")
+    done = conformance(tmp_path, "run", "--backend", "host", "--only", "MEM-011, DISC-010", "--json", *files)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document == json.loads((tmp_path / "results.json").read_text())
+    assert document["cases"] == {"DISC-010": "skip", "MEM-011": "pass"}
+    assert document["skips"] == {"DISC-010": {"": "no device here is a slice"}}
+    assert (document["driver"], document["bindings"]) == ("built in", "")
+    assert document["settings"]["simulated"] is False
+    assert len(list(ElementTree.parse(tmp_path / "junit.xml").iter("testcase"))) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["junit.xml", "results.json"], "something else was left"
+
+    report = conformance(tmp_path, "report", "results.json", "--json")
+    assert report.returncode == 0, report.stderr
+    (run,) = json.loads(report.stdout)["runs"]
+    assert (run["backend"], run["good"], run["whole"]) == ("host", True, False)
+    assert run["skips"] == {"DISC-010": "no device here is a slice"}
+
+
+def test_a_failure_ends_with_one(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[2]
+    where = str(tmp_path / "results.json")
+    done = conformance(root, "run", "--backend", LIAR, "--only", "MEM-011", "--results", where, "--simulated")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "MEM-011: An importer reads the bytes that the exporter wrote." in done.stdout
+    report = conformance(tmp_path, "report", "results.json")
+    assert report.returncode == 1
+    assert "host on host memory: MEM-011[memfd] fail: " in report.stdout
+    assert "host memory (simulated)" in report.stdout
+
+
+def test_required_allows_no_unlisted_skip(tmp_path: Path) -> None:
+    done = conformance(tmp_path, "run", "--backend", "host", "--only", "DISC-010", "--required")
+    assert done.returncode == 1
+    assert "skipped, and the profile does not list that" in done.stdout
+
+
+def test_cases_are_listed(tmp_path: Path) -> None:
+    listed = json.loads(conformance(tmp_path, "list", "--json").stdout)
+    assert listed["schema"] == "devipc.conformance.cases/1"
+    assert len(listed["cases"]) >= 120
+    assert all(set(case) == {"id", "demand", "clause", "large"} for case in listed["cases"])
+    assert conformance(tmp_path, "list", "--only", "STATE").stdout.startswith("2 cases\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("run",), 2, "no backend was named"),
+        (("run", "--backend", "nobody"), 3, "no backend 'nobody' is installed"),
+        (("run", "--backend", "host", "--device", "nowhere"), 3, "no device nowhere"),
+        (("run", "--backend", "host", "--only", "NONE-1"), 2, "no case or area NONE-1"),
+        (("report", __file__), 2, "cannot be read"),
+    ],
+)
+def test_what_cannot_begin_says_why(tmp_path: Path, arguments: tuple[str, ...], code: int, words: str) -> None:
+    done = conformance(tmp_path, *arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
