@@ -89,7 +89,7 @@ class AttachedClient(Answers):
         self.link = link
         self.way = way
         self.since = time.monotonic()
-        self.submitted: Counter[str] = Counter()
+        self._submitted: Counter[type[p.RequestFrame]] = Counter()
         self.session: Session  # set before start()
         self._transport = transport
         self._numbers = numbers
@@ -114,6 +114,11 @@ class AttachedClient(Answers):
             self._thread.start()
         except RuntimeError as error:
             raise no_thread("serve a client", error) from error
+
+    @property
+    def submitted(self) -> Counter[str]:
+        """Requests taken, by kind."""
+        return Counter({str(kind.__struct_config__.tag): count for kind, count in self._submitted.copy().items()})
 
     @property
     def answered(self) -> Counter[str]:
@@ -241,7 +246,7 @@ class AttachedClient(Answers):
             self._submit(frame)
 
     def _submit(self, frame: p.RequestFrame) -> None:
-        self.submitted[_kind(frame)] += 1
+        self._submitted[type(frame)] += 1
         refusal = self._host.refusal
         if refusal is not None and not isinstance(frame, _KEPT_WHILE_DRAINING):
             self._refuse(frame, refusal)
@@ -267,7 +272,3 @@ class AttachedClient(Answers):
             self._numbers.fence(frame.slot).poison(PoisonReason.CANCELLED)
             results = np.full(len(frame.pages) // 8, PageResult.NOT_DONE, np.uint8)
         self._outbox.answer(frame.op, Event.REFUSED, Answer(results, error))
-
-
-def _kind(frame: p.RequestFrame) -> str:
-    return str(type(frame).__struct_config__.tag)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from devipc.deadline import no_thread
-from devipc.errors import CompletionTimeout, DevIPCError
+from devipc.errors import DeviceLostError, DevIPCError
 from devipc.hicache.arena import HostArena
 from devipc.hicache.daemon.options import DaemonConfig
 from devipc.hicache.engine import Engine
@@ -27,6 +27,7 @@ _LIVED_S = 10.0  # a life that was so long makes the next pause short again
 _LETTING_GO_S = 10.0
 _KILLED_S = 5.0
 _LOOK_S = 0.1
+_TOLD_S = 1.0
 _log = logging.getLogger("devipc.hicache")
 
 
@@ -39,13 +40,17 @@ class Life:
     number: int
     began: float = field(default_factory=time.monotonic)
     dying: threading.Event = field(default_factory=threading.Event)
+    gone: threading.Event = field(default_factory=threading.Event)
     cause: DevIPCError | None = None
 
     def ended(self, error: DevIPCError) -> None:
         """Take what the process tells of its end: dying, and, with a DeviceLostError, gone."""
-        self.cause = error
+        if self.cause is None or isinstance(error, DeviceLostError):
+            self.cause = error
         self.engine.lose(error)
         self.dying.set()
+        if isinstance(error, DeviceLostError):
+            self.gone.set()
 
 
 class Keeper:
@@ -60,7 +65,7 @@ class Keeper:
     folder : str
         Where the engines' sockets are made.
     let_go : callable
-        Lets all clients of a life go, whose engine moves nothing any more, within the seconds given.
+        Lets all clients of a life go within the seconds given; returns False when something of them still moves.
     """
 
     def __init__(
@@ -70,7 +75,7 @@ class Keeper:
         tier: HostTier,
         *,
         folder: str,
-        let_go: Callable[[Life, float], None],
+        let_go: Callable[[Life, float], bool],
     ) -> None:
         self._config, self._arena, self._tier = config, arena, tier
         self._folder = folder
@@ -130,7 +135,7 @@ class Keeper:
         self._patience_s = timeout_s
         self._stopping.set()
         if self._thread.ident is not None:
-            self._thread.join(2 * timeout_s + 3 * _KILLED_S if self._begun.is_set() else timeout_s)
+            self._thread.join(timeout_s + 4 * _KILLED_S if self._begun.is_set() else timeout_s)
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
@@ -193,18 +198,15 @@ class Keeper:
         while not self._stopping.is_set() and not life.process.ended:
             if life.dying.wait(_LOOK_S):
                 life.process.wait_ended(timeout_s=_LOOK_S)
-        if life.process.ended:
+        if life.process.ended and life.gone.wait(_TOLD_S):
             self.last_end = self.last_end or str(life.cause)
             _log.error("engine process %d is gone: %s", life.process.pid, life.cause)
-        self._let_go(life, self._patience_s)
-        try:
-            life.engine.close(self._patience_s)
-        except CompletionTimeout as error:
-            _log.error("the engine process is killed: %s", error)
+        if not self._let_go(life, self._patience_s):
+            _log.error("the engine process is killed: its copies do not end")
             life.process.kill()
             life.process.wait_ended(timeout_s=_KILLED_S)
             self._let_go(life, _KILLED_S)
-            life.engine.close(_KILLED_S)
+        life.engine.close(_KILLED_S)
         for name, lane in (("backup", life.engine.backups), ("restore", life.engine.restores)):
             self.moved[name] += lane.moved_nbytes
         if life.process.close(_KILLED_S):

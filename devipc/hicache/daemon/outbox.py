@@ -89,7 +89,9 @@ class Outbox:
 
 def _encoded(op: int, event: Event, answer: Answer) -> bytes:
     try:
-        return p.encode(frame_of_answer(op, event, answer))
+        frame = frame_of_answer(op, event, answer)
+        # What is only a list of results, no longer than the request's, is within every limit.
+        return p.pack(frame) if answer.error is None and answer.detail is None else p.encode(frame)
     except DevIPCError as error:  # what cannot travel must not keep the status back
         _log.error("the answer %s of operation %d does not travel: %s", event.value, op, error)
         return p.encode(frame_of_answer(op, event, Answer(answer.results, error)))

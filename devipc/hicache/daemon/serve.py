@@ -12,8 +12,7 @@ import os
 import resource
 import select
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 
 from devipc.deadline import deadline_after, remaining
 from devipc.hicache.daemon.metrics import MetricsServer
@@ -45,7 +44,7 @@ def serve(config: DaemonConfig, *, as_json: bool = False, ready_fd: int | None =
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S%z"
     )
     _raise_limits()
-    with _signals() as told:
+    with _Told() as told:
         supervisor = Supervisor(config, on_stop=told.add)
         metrics: MetricsServer | None = None
         try:
@@ -54,7 +53,8 @@ def serve(config: DaemonConfig, *, as_json: bool = False, ready_fd: int | None =
             if config.metrics_port:
                 metrics = MetricsServer(config.metrics_port, supervisor.status)
             _announce(supervisor, as_json=as_json, ready_fd=ready_fd)
-            told.wait(None)
+            while not told.came():
+                told.wait(None)
             return 0 if _drain(supervisor, told, config.drain_timeout_s) else 1
         finally:
             tell_manager("STOPPING=1")
@@ -90,16 +90,27 @@ def _raise_limits() -> None:
 
 
 class _Told:
-    """How often this process was told to end. A signal handler may not take locks: it writes to an eventfd."""
+    """How often this process was told to end.
+
+    The kernel may deliver a signal to any thread, and only the main one runs handlers: that is woken by a descriptor.
+    """
 
     def __init__(self) -> None:
         self.count = 0
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._reader, self._writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._poller = select.poll()
+        self._poller.register(self._reader, select.POLLIN)
+        self._woken_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
 
-    def add(self, *_: object) -> None:
-        """Note one more. From a signal handler or any thread."""
+    def _handle(self, *_: object) -> None:
         self.count += 1
-        os.eventfd_write(self._bell, 1)
+
+    def add(self) -> None:
+        """Note one more. From any thread."""
+        self.count += 1
+        with suppress(BlockingIOError):  # full: it wakes all the same
+            os.write(self._writer, b"x")
 
     def came(self) -> bool:
         """Return True once it was told."""
@@ -107,21 +118,15 @@ class _Told:
 
     def wait(self, timeout_s: float | None) -> None:
         """Sleep until it is told again."""
-        readable, _, _ = select.select([self._bell], [], [], timeout_s)
-        if readable:
-            os.eventfd_read(self._bell)
+        if self._poller.poll(None if timeout_s is None else timeout_s * 1e3):
+            os.read(self._reader, 4096)
 
-    def close(self) -> None:
-        os.close(self._bell)
+    def __enter__(self) -> _Told:
+        return self
 
-
-@contextmanager
-def _signals() -> Iterator[_Told]:
-    told = _Told()
-    before = {number: signal.signal(number, told.add) for number in _SIGNALS}
-    try:
-        yield told
-    finally:
-        for number, handler in before.items():
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
-        told.close()
+        signal.set_wakeup_fd(self._woken_before)
+        os.close(self._reader)
+        os.close(self._writer)

@@ -172,7 +172,7 @@ class Supervisor(Host):
         with self._lock:
             counted = self._past.copy()
         for client in clients:
-            counted.update({("submitted", kind): count for kind, count in client.submitted.copy().items()})
+            counted.update({("submitted", kind): count for kind, count in client.submitted.items()})
             counted.update({("answered", event): count for event, count in client.answered.copy().items()})
         none = {**_NO_ENGINE, "tier": self._tier.status()}
         engine: dict[str, Any] = none if life is None else life.engine.status()
@@ -263,8 +263,8 @@ class Supervisor(Host):
             self._drained.set()
         return not moving
 
-    def _let_clients_go(self, life: Life, timeout_s: float) -> None:
-        """Hang up on all clients of an engine, and wait until nothing of them is left."""
+    def _let_clients_go(self, life: Life, timeout_s: float) -> bool:
+        """Hang up on all clients of an engine, and wait until nothing of them is left; False when that took longer."""
         deadline = deadline_after(timeout_s)
         clients = self._clients.of(life)
         for client in clients:
@@ -272,6 +272,7 @@ class Supervisor(Host):
         late = [client for client in clients if not client.wait_over(remaining(deadline))]
         if late:
             _log.error("%d clients are not let go after %g s: %s", len(late), timeout_s, self.under_way())
+        return not late
 
     def close(self) -> None:
         """End: hang up on everybody, end the engine, give the memory back. Blocks for some seconds at most."""
