@@ -93,6 +93,22 @@ class Scheduler:
     def base(self, slot: int) -> int:
         return self.slots.base(slot)
 
+    def cancel(self, slot: int) -> None:
+        self.slots.cancel(slot)
+
+    def slots_end(self, slot: int) -> str:
+        reason = self.slots.poisoned(slot)
+        return reason.name.lower() if reason is not None else "settled" if self.slots.ended(slot) else "open"
+
+    def leave(self) -> None:
+        """End the session, so that another can begin."""
+        self.gate.resume_all()
+        for stream in self.streams.values():
+            self.device.transfer.destroy_stream(stream)
+        self.streams.clear()
+        self.session.close()
+        self.staging.close()
+
     def query(self, direction: str, n: int) -> bool:
         return bool(self.fences[direction].query(n))
 
@@ -123,11 +139,7 @@ class Scheduler:
         return self.session.state.value
 
     def close(self) -> None:
-        self.gate.resume_all()
-        for stream in self.streams.values():
-            self.device.transfer.destroy_stream(stream)
-        self.session.close()
-        self.staging.close()
+        self.leave()
         self.slots.close()
 
 

@@ -105,6 +105,7 @@ def test_killed_at_any_call(backend: str, call: int) -> None:
             faults.close()
 
 
+@pytest.mark.long
 @pytest.mark.chaos
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_lost_device_ends_it(backend: str) -> None:
@@ -124,6 +125,7 @@ def test_a_lost_device_ends_it(backend: str) -> None:
             faults.close()
 
 
+@pytest.mark.long
 @pytest.mark.chaos
 def test_nonsense_among_the_orders_ends_it_with_a_reason() -> None:
     for ring in (Direction.BACKUP, None):
@@ -135,6 +137,7 @@ def test_nonsense_among_the_orders_ends_it_with_a_reason() -> None:
             assert it.ends[0].code == "frame"
 
 
+@pytest.mark.long
 @pytest.mark.chaos
 def test_a_client_that_dies_while_its_pages_move() -> None:
     with engine_world("host") as it:
@@ -214,7 +217,7 @@ time.sleep(60)
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("stopped", [pytest.param(False, marks=pytest.mark.long), True])
 def test_it_ends_with_its_supervisor(tmp_path: Path, *, stopped: bool) -> None:
     """Also one that cannot run a line of Python."""
     folder = tmp_path / "s"
@@ -238,6 +241,7 @@ def test_it_ends_with_its_supervisor(tmp_path: Path, *, stopped: bool) -> None:
         supervisor.stdout.close()
 
 
+@pytest.mark.long
 def test_it_closes_in_good_order_with_a_client_and_again() -> None:
     with engine_world("host") as it:
         it.start()

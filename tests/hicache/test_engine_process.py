@@ -65,6 +65,7 @@ def alone(backend: str, *, bounced: bool = False, **options: Any) -> str:
     return chosen
 
 
+@pytest.mark.long
 @pytest.mark.simulator
 def test_there_and_back_on_simulated_cuda() -> None:
     assert alone("cuda") == "stream_memop"
