@@ -42,6 +42,7 @@ class Life:
     dying: threading.Event = field(default_factory=threading.Event)
     gone: threading.Event = field(default_factory=threading.Event)
     cause: DevIPCError | None = None
+    killed: str = ""  # why this side did it
 
     def ended(self, error: DevIPCError) -> None:
         """Take what the process tells of its end: dying, and, with a DeviceLostError, gone."""
@@ -66,6 +67,8 @@ class Keeper:
         Where the engines' sockets are made.
     let_go : callable
         Lets all clients of a life go within the seconds given; returns False when something of them still moves.
+    on_defect : callable
+        Called when no engine will be started any more.
     """
 
     def __init__(
@@ -76,10 +79,11 @@ class Keeper:
         *,
         folder: str,
         let_go: Callable[[Life, float], bool],
+        on_defect: Callable[[], None],
     ) -> None:
         self._config, self._arena, self._tier = config, arena, tier
         self._folder = folder
-        self._let_go = let_go
+        self._let_go, self._on_defect = let_go, on_defect
         self._lock = threading.Lock()
         self._life: Life | None = None
         self._stopping = threading.Event()
@@ -124,7 +128,7 @@ class Keeper:
         life = self._life
         if life is not None and not life.dying.is_set():
             _log.error("the engine process is killed: %s", why)
-            self.last_end = why
+            life.killed = why
             life.process.kill()
 
     def close(self, timeout_s: float) -> None:
@@ -154,7 +158,8 @@ class Keeper:
                 self._stopping.wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
         except BaseException:
-            _log.exception("a defect of the daemon: no engine is started any more")
+            _log.exception("a defect of the daemon, which ends: whoever started it starts a whole one again")
+            self._on_defect()
         finally:
             self._begun.set()
 
@@ -163,7 +168,11 @@ class Keeper:
         first = not self._begun.is_set()
         try:
             process = EngineProcess(self._spawn(), self._arena.fileno(), self._arena.nbytes)
-            engine = Engine(process.carrier, self._tier, config.engine())
+            try:
+                engine = Engine(process.carrier, self._tier, config.engine())
+            except BaseException:
+                process.close(_KILLED_S)
+                raise
         except DevIPCError as error:
             if first:
                 self.failure = error
@@ -199,13 +208,17 @@ class Keeper:
             if life.dying.wait(_LOOK_S):
                 life.process.wait_ended(timeout_s=_LOOK_S)
         if life.process.ended and life.gone.wait(_TOLD_S):
-            self.last_end = self.last_end or str(life.cause)
-            _log.error("engine process %d is gone: %s", life.process.pid, life.cause)
-        if not self._let_go(life, self._patience_s):
-            _log.error("the engine process is killed: its copies do not end")
+            self.last_end = life.killed or str(life.cause)
+            _log.error("engine process %d is gone: %s", life.process.pid, self.last_end)
+        self._finish(life)
+
+    def _finish(self, life: Life) -> None:
+        """Let the clients of a life go, then give back what it has; its process is killed when copies do not end."""
+        while not self._let_go(life, self._patience_s) and not life.process.ended:
+            _log.error("engine process %d is killed: copies do not end", life.process.pid)
             life.process.kill()
-            life.process.wait_ended(timeout_s=_KILLED_S)
-            self._let_go(life, _KILLED_S)
+            if not life.process.wait_ended(timeout_s=_KILLED_S) and self._stopping.is_set():
+                return  # not even that ends it: the memory that it may write to stays mapped until both are gone
         life.engine.close(_KILLED_S)
         for name, lane in (("backup", life.engine.backups), ("restore", life.engine.restores)):
             self.moved[name] += lane.moved_nbytes

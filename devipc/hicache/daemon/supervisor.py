@@ -102,7 +102,12 @@ class Supervisor(Host):
             extent_pages=config.extent_pages,
         )
         self._keeper = Keeper(
-            config, self._arena, self._tier, folder=os.path.dirname(path), let_go=self._let_clients_go
+            config,
+            self._arena,
+            self._tier,
+            folder=os.path.dirname(path),
+            let_go=self._let_clients_go,
+            on_defect=on_stop,
         )
         self._clients = Clients(config, self._index, life=lambda: self._keeper.life, host=self)
         self._watchdog = Watchdog(

@@ -16,7 +16,10 @@ import pytest
 
 from devipc.channel.link import Link
 from devipc.errors import DevIPCError
+from devipc.hicache import protocol as p
+from devipc.hicache.operations import Event
 from tests.hicache.daemon.daemons import SCRIPT, TIMEOUT_S, Daemon, RawClient, alive, daemon, run, until
+from tests.simulator import build, control
 
 
 def test_one_daemon_on_a_socket_is_ready_is_asked_and_drains() -> None:
@@ -243,4 +246,20 @@ def test_peers_that_never_ask_are_closed_and_others_are_served() -> None:
         finally:
             for link in silent:
                 link.close()
+        assert one.end() == 0
+
+
+@pytest.mark.long
+@pytest.mark.simulator
+def test_the_supervisor_loads_no_driver() -> None:
+    environment = {"DEVIPC_TRIAL_CACHE": ""} | control.environment(build.build("cuda"), control.new_room())
+    with daemon(options={"backend": "cuda"}, environment=environment) as one:
+        client = RawClient(one.path)
+        try:
+            assert client.welcome.backend == "cuda"
+            assert client.ask(p.StatusFrame(op=1)).event is Event.COMPLETED
+            assert "libcuda" in Path(f"/proc/{one.ready['engine_pid']}/maps").read_text()
+            assert "libcuda" not in Path(f"/proc/{one.process.pid}/maps").read_text()
+        finally:
+            client.close()
         assert one.end() == 0
