@@ -29,7 +29,7 @@ HOST_VISIBLE = 1
 """ZE_EVENT_POOL_FLAG_HOST_VISIBLE."""
 IPC = 2
 """ZE_EVENT_POOL_FLAG_IPC."""
-_SWEPT_AT_ONCE = 8
+_MISSES = 4  # retired events that are still at work, before a look at the rest is given up
 SCOPE_DEVICE = 2
 """Waiting on the device sees what was written on it."""
 SCOPE_HOST = 4
@@ -139,7 +139,7 @@ class EventArena:
                 after.waits += 1
                 event.parent = after
             self._retired.append(event)
-            self._sweep(_SWEPT_AT_ONCE)
+            self._sweep(_MISSES)
 
     def wait(self, event: Event, timeout_ns: int) -> bool:
         """Block until the event is set, at most ``timeout_ns``; return whether it is."""
@@ -148,12 +148,15 @@ class EventArena:
             raise error_for("zeEventHostSynchronize", status, device=self._context.uuid)
         return status == 0
 
-    def _sweep(self, most: int) -> None:
-        """Free the oldest retired ones that nothing can touch any more; the lock is held."""
-        for _ in range(min(most, len(self._retired))):
+    def _sweep(self, misses: int) -> None:
+        """Free retired ones that nothing can touch any more, until so many are at work; the lock is held."""
+        for _ in range(len(self._retired)):
+            if not misses:
+                return
             event = self._retired.popleft()
             if event.waits or not self._settled(event):
                 self._retired.append(event)
+                misses -= 1
                 continue
             if event.parent is not None:
                 event.parent.waits -= 1

@@ -32,6 +32,7 @@ static void op_done(struct ds_op *op) {
   free(op->staged);
   if (op->event)
     ds_event_drop(op->event);
+  ds_block_drop(op->kept);
   if (op->other)
     ds_stream_drop(op->other);
   pthread_mutex_lock(&spare_lock);

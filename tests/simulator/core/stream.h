@@ -30,6 +30,7 @@ struct ds_op {
   uint64_t event_ticket;
   void (*call)(void *);
   void *argument;
+  struct ds_block *kept;        /* memory that has to stay until this is over */
   struct ds_stream *other;      /* join */
   uint64_t other_ticket;
 };

@@ -74,62 +74,27 @@ static void settle(struct list *list) {
     ds_submit(list->stream, list->waiting[--list->held], NULL);
 }
 
-/* A piece of work that sets an event or waits for one; it keeps the pool's memory alive. */
-struct touch {
-  struct ds_block *block;
-  _Atomic uint64_t *word;
-  struct ds_device *device;
-};
-
-static void run_set(void *argument) {
-  struct touch *touch = argument;
-  atomic_store(touch->word, 1);
-  ds_block_drop(touch->block);
-  free(touch);
-}
-
-static void run_reset(void *argument) {
-  struct touch *touch = argument;
-  atomic_store(touch->word, 0);
-  ds_block_drop(touch->block);
-  free(touch);
-}
-
-static void run_wait(void *argument) {
-  struct touch *touch = argument;
-  bool counted = false;
-  while (!atomic_load(touch->word) && !atomic_load(&touch->device->lost)) {
-    ds_count(DS_C_pending_waits, !counted);
-    counted = true;
-    ds_sleep_us(50);
-  }
-  ds_count(DS_C_pending_waits, -counted);
-  ds_block_drop(touch->block);
-  free(touch);
-}
-
-static int touch(struct list *list, struct ze_event *event, void (*call)(void *)) {
+/* Sets an event's word, or waits for it; the pool's memory stays until that is over. */
+static int touch(struct list *list, struct ze_event *event, enum ds_work work, uint64_t value) {
   if (!ze_event_exists(event))
     return ZE_INVALID_ARGUMENT;
-  struct touch *touch = malloc(sizeof *touch);
-  if (!touch)
-    return ZE_OUT_OF_HOST_MEMORY;
-  *touch = (struct touch){ds_block_keep(event->pool->block), ze_event_word(event), list->device};
-  struct ds_op *op = ds_op_new(DS_HOST_CALL);
-  op->call = call;
-  op->argument = touch;
+  struct ds_op *op = ds_op_new(work);
+  op->address = (uint64_t)ze_event_word(event);
+  op->value = value;
+  op->size = 8;
+  op->kept = ds_block_keep(event->pool->block);
   return ze_code(ds_submit(list->stream, op, NULL), list->device);
 }
 
 static int wait_for(struct list *list, uint32_t n, struct ze_event **events) {
   for (uint32_t i = 0; i < n; i++)
-    TRY(touch(list, events[i], run_wait));
+    TRY(touch(list, events[i], DS_WAIT_VALUE, 1));
   return ZE_OK;
 }
 
 static int finish(struct list *list, struct ze_event *signal) {
   if (signal)
-    TRY(touch(list, signal, run_set));
+    TRY(touch(list, signal, DS_WRITE_VALUE, 1));
   return list->synchronous ? ze_code(ds_stream_sync(list->stream), list->device) : ZE_OK;
 }
 
@@ -256,7 +221,7 @@ API(zeCommandListAppendEventReset, ZE_API, (struct ds_stream *stream, struct ze_
   int code;
   struct list *list = ready(stream, &code);
   TRY(code);
-  return touch(list, event, run_reset);
+  return touch(list, event, DS_WRITE_VALUE, 0);
 }
 
 API(zeCommandListHostSynchronize, ZE_API_6, (struct ds_stream *stream, uint64_t timeout_ns), (stream, timeout_ns)) {

@@ -1,0 +1,486 @@
+"""What a user sees when a driver does things in its own way: each switch of the simulated driver for this vendor."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import re
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devipc.spi import (
+    CapabilityError,
+    CompletionTimeout,
+    DriverError,
+    HandleKind,
+    ResourceExhausted,
+    call_with_deadline,
+)
+
+from .helpers import pattern, staging
+from .peers import OPTIONAL, ROOT, Channel, peer, simulated
+from .test_memory import MIB, mirror, reflect, share_one
+from .test_sync import ask, asked
+
+
+def test_every_switch_of_this_vendor_is_set_in_a_test() -> None:
+    definitions = (ROOT / "tests/simulator/levelzero/own_switches.def").read_text()
+    switches = set(re.findall(r"^SWITCH\((\w+),", definitions, re.MULTILINE))
+    text = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    assert len(switches) == 10
+    assert {name for name in switches if not re.search(rf"\b{name}=", text)} == set()
+
+
+def share_event(device: Any) -> None:
+    """Let a peer follow an event of ours."""
+    event = device.sync.events.create()
+    with staging(device) as host, peer(ask) as other:
+        other.channel.send(device.sync.events.export(event).hex())
+        assert other.channel.receive() == "open"
+        assert not asked(other)
+        device.sync.events.record(event, host.stream)
+        host.transfer.synchronize_stream(host.stream)
+        assert asked(other)
+        other.channel.send("end")
+    device.sync.events.destroy(event)
+
+
+# --- handles ----------------------------------------------------------------------------------------------------------
+
+
+@simulated(handle_format=0)
+def test_handles_of_the_older_form(device: Any, sim: Any) -> None:
+    share_one(device)
+    share_event(device)
+
+
+@simulated(handle_format=0, fd_mode=1)
+def test_a_driver_that_closes_what_it_is_given(device: Any, sim: Any) -> None:
+    share_one(device)
+    share_event(device)
+
+
+@simulated(fd_mode=1, handle_random=1)
+def test_an_opaque_driver_that_closes_what_it_is_given(device: Any, sim: Any) -> None:
+    share_one(device)
+    share_event(device)
+
+
+@simulated(pidfd=0)
+def test_a_driver_that_may_not_look_into_other_processes(device: Any, sim: Any) -> None:
+    """As under a restricted ptrace: the descriptor came over the socket."""
+    share_one(device)
+    share_event(device)
+
+
+@simulated(pid_clash=1)
+def test_equal_process_numbers_in_two_namespaces(device: Any, sim: Any) -> None:
+    """The driver would look into the wrong process; it never gets to."""
+    share_one(device)
+    share_event(device)
+
+
+@simulated(handle_interior=0)
+def test_the_driver_is_given_the_base(device: Any, sim: Any) -> None:
+    share_one(device)
+
+
+def collide(device: Any, sim: Any, channel: Channel) -> None:
+    """Receive a descriptor, give it the number that it has in the exporter, and open; then open as it came."""
+    from devipc_levelzero import driver
+    from devipc_levelzero.handles import number_in, to_handle
+
+    extent = channel.receive_extent()
+    raw = extent.chunks[0].payload[26:]
+    number = number_in(raw)
+    assert number > 300
+    os.dup2(extent.fds[0], number, inheritable=False)
+    os.close(extent.fds[0])
+    opened = device.memory.open(replace(extent, fds=(number,)))
+    with staging(device) as host:
+        channel.send(host.read(opened.ptr, 9).decode())
+    device.memory.close(opened)
+    out = ctypes.c_void_p()
+    status = driver.attempt(
+        "zeMemOpenIpcHandle", device.context.handle, device.context.device, to_handle(raw), 0, ctypes.byref(out)
+    )
+    os.close(number)
+    channel.send(status)
+
+
+@simulated(pidfd=0)
+def test_a_descriptor_with_the_exporters_number(device: Any, sim: Any) -> None:
+    """By chance a descriptor can have the same number here; the driver would then go to the exporter for it."""
+    many = [os.open("/dev/null", os.O_RDONLY) for _ in range(300)]
+    block = device.memory.allocate(MIB)
+    extent = device.memory.export(block.ptr, MIB)
+    for fd in many:
+        os.close(fd)
+    with staging(device) as host, peer(collide) as other:
+        host.write(block.ptr, b"collision")
+        other.channel.send_extent(extent)
+        assert other.channel.receive() == "collision"
+        assert other.channel.receive() == 0x78000004  # what a handle that is not patched leads to
+    device.memory.release(extent)
+    device.memory.free(block)
+
+
+@simulated(high_addresses=0)
+def test_addresses_of_the_lower_half(device: Any, sim: Any) -> None:
+    block = device.memory.allocate(MIB)
+    assert block.ptr < 2**63
+    device.memory.free(block)
+    share_one(device)
+
+
+@simulated(ipc_claim=0)
+def test_a_claim_that_says_no(device: Any, sim: Any) -> None:
+    """A property is no verdict: both work."""
+    assert "says no" in device.memory.kinds()[HandleKind.OPAQUE].reason
+    share_one(device)
+    share_event(device)
+
+
+@simulated(ipc_claim=3, ipc=0, ipc_events=0)
+def test_a_claim_that_says_yes(device: Any, sim: Any) -> None:
+    assert "says yes" in device.memory.kinds()[HandleKind.OPAQUE].reason
+    block = device.memory.allocate(MIB)
+    for call in (lambda: device.memory.export(block.ptr, 8), device.sync.events.create):
+        with pytest.raises(CapabilityError) as caught:
+            call()
+        assert caught.value.status.value == 0x78000003
+        assert caught.value.remedy
+    device.memory.free(block)
+
+
+# --- calls that are missing -------------------------------------------------------------------------------------------
+
+
+@simulated(api_version=0x10003)
+def test_the_oldest_driver(device: Any, sim: Any) -> None:
+    """Where nothing can be put back, freeing the memory and destroying the pool do it."""
+    assert all(sim.calls(name) == 0 for name in OPTIONAL)
+    share_one(device)
+    share_event(device)
+
+
+@simulated(
+    missing="zeDevicePciGetPropertiesExt,zeDeviceGetStatus,zeDeviceGetMemoryProperties,zeDriverGetIpcProperties,"
+    "zeMemPutIpcHandle,zeMemGetIpcHandleWithProperties,zeMemGetFileDescriptorFromIpcHandleExp,zeEventPoolPutIpcHandle"
+)
+def test_calls_that_a_driver_does_not_have(device: Any, sim: Any) -> None:
+    assert device.info.pci == ""
+    assert device.info.total_nbytes == 0
+    assert "no answer" in device.memory.kinds()[HandleKind.OPAQUE].evidence
+    share_one(device)
+    share_event(device)
+
+
+@simulated(missing="zexDriverImportExternalPointer")
+def test_no_import_of_host_memory(device: Any, sim: Any) -> None:
+    with pytest.raises(CapabilityError, match="does not have zexDriverImportExternalPointer") as caught:
+        device.transfer.register_host(4096 * 1024, 4096)
+    assert "allocate_host" in caught.value.remedy
+
+
+@simulated(ZE_ENABLE_LOADER_INTERCEPT="1")
+def test_a_loader_that_wraps_handles(device: Any, sim: Any) -> None:
+    """Extension functions get the driver's own handle; with the loader's they fail."""
+    share_one(device)
+    assert sim.calls("zexDriverImportExternalPointer") > 0
+
+
+# --- order, engines, host memory --------------------------------------------------------------------------------------
+
+
+def raw_copy(device: Any, stream: Any, dst: int, src: int, nbytes: int) -> None:
+    from devipc_levelzero import driver
+
+    driver.call("zeCommandListAppendMemoryCopy", stream.handle, dst, src, nbytes, None, 0, None)
+
+
+@simulated(unordered=1)
+def test_work_between_two_barriers_is_in_no_order(device: Any, sim: Any) -> None:
+    """What this package submits is in order all the same; what another submits without barriers is not."""
+    transfer = device.transfer
+    block = device.memory.allocate(MIB)
+    with staging(device) as host:
+        host.view[:8] = b"firstthe"
+        transfer.copy(host.stream, block.ptr, host.device_ptr, 8)
+        for row in range(20):  # each copy reads what the one before wrote
+            transfer.copy(host.stream, block.ptr + 8 * row + 8, block.ptr + 8 * row, 8)
+        marker = transfer.create_marker()
+        transfer.record(marker, host.stream)
+        transfer.synchronize_stream(host.stream)
+        assert transfer.query_marker(marker)
+        assert host.read(block.ptr + 160, 8) == b"firstthe"
+        transfer.destroy_marker(marker)
+        host.view[:12] = b"one.two.thr."
+        raw_copy(device, host.stream, block.ptr, host.device_ptr, 4)
+        raw_copy(device, host.stream, block.ptr, host.device_ptr + 4, 4)
+        transfer.synchronize_stream(host.stream)
+        assert host.read(block.ptr, 4) == b"one."
+    device.memory.free(block)
+    share_one(device)
+    share_event(device)
+
+
+@simulated(copy_groups=0)
+def test_no_engine_that_only_copies(device: Any, sim: Any) -> None:
+    assert (device.context.ordinal, device.context.copies_only) == (0, False)
+    assert "compute engine, since no group only copies" in device.capabilities()["transfer"].reason
+    share_one(device)
+
+
+@simulated(copy_groups=1)
+def test_one_engine_that_only_copies(device: Any, sim: Any) -> None:
+    assert (device.context.ordinal, device.context.copies_only) == (1, True)
+    share_one(device)
+
+
+@simulated(private_copies=1)
+def test_copies_behind_unregistered_pointers(device: Any, sim: Any) -> None:
+    """Such a copy ends well, and its bytes are nowhere; registered memory is the device's own view of it."""
+    block = device.memory.allocate(MIB)
+    plain = ctypes.create_string_buffer(b"before--", 8)
+    with staging(device) as host:
+        host.write(block.ptr, b"and after")
+        raw_copy(device, host.stream, ctypes.addressof(plain), block.ptr, 8)
+        host.transfer.synchronize_stream(host.stream)
+        assert plain.raw == b"before--"
+        assert host.read(block.ptr, 9) == b"and after"
+    device.memory.free(block)
+    share_one(device)
+
+
+@simulated(private_copies=1, host_register=0)
+def test_no_registration_rather_than_private_copies(device: Any, sim: Any) -> None:
+    with pytest.raises(CapabilityError, match="cannot reach memory of this process"), staging(device):
+        pass
+    assert sim.counter("copies") == 0
+
+
+@simulated(sysman=0)
+def test_no_management(device: Any, sim: Any) -> None:
+    with pytest.raises(CapabilityError, match="management interface is off") as caught:
+        device.transfer.memory_info()
+    assert caught.value.status.value == 0x78000001
+    share_one(device)
+
+
+@simulated(count_zero_abort=1)
+def test_nothing_is_asked_for_zero_things(device: Any, sim: Any) -> None:
+    """Some drivers end the process then."""
+    import numpy as np
+
+    with staging(device) as host:
+        nothing, none = np.zeros((1, 6), dtype=np.uint64), np.zeros((0, 6), dtype=np.uint64)
+        device.transfer.copy(host.stream, host.device_ptr, host.device_ptr, 0)
+        device.transfer.copy_strided(host.stream, nothing)
+        device.transfer.copy_strided(host.stream, none)
+        device.transfer.copy_batch(host.stream, none[:, 0].copy(), none[:, 0].copy(), none[:, 0].copy())
+        device.transfer.synchronize_stream(host.stream)
+    share_event(device)
+
+
+@simulated(peer=0)
+def test_a_device_that_cannot_reach_the_exporters(device: Any, sim: Any) -> None:
+    from devipc_levelzero.backend import LevelZeroBackend
+
+    backend = LevelZeroBackend()
+    other = backend.open_device(backend.devices()[1].uuid)
+    block = device.memory.allocate(MIB)
+    extent = device.memory.export(block.ptr, MIB)
+    with pytest.raises(DriverError) as caught:
+        other.memory.open(extent)
+    assert caught.value.device == other.info.uuid
+    device.memory.release(extent)
+    device.memory.free(block)
+    other.close()
+
+
+# --- hangs, leaks, limits ---------------------------------------------------------------------------------------------
+
+
+def open_around_a_hang(device: Any, sim: Any, channel: Channel) -> None:
+    stuck, fine = channel.receive_extent(), channel.receive_extent()
+    sim.inject("zeMemOpenIpcHandle@1=hang")
+    began = time.monotonic()
+    with pytest.raises(CompletionTimeout):
+        call_with_deadline(lambda: device.memory.open(stuck), timeout_s=0.5, what="open", undo=device.memory.close)
+    assert time.monotonic() - began < 5
+    opened = device.memory.open(fine)
+    with staging(device) as host:
+        channel.send(host.read(opened.ptr, 4).decode())
+    device.memory.close(opened)
+    channel.send(len([fd for fd in os.listdir("/proc/self/fd") if int(fd) >= 64]))
+    for extent in (stuck, fine):
+        os.close(extent.fds[0])
+    channel.receive()
+
+
+@simulated()
+def test_an_attach_that_never_returns_holds_up_no_other(device: Any, sim: Any) -> None:
+    blocks = [device.memory.allocate(MIB) for _ in range(2)]
+    extents = [device.memory.export(block.ptr, MIB) for block in blocks]
+    with staging(device) as host, peer(open_around_a_hang) as other:
+        host.write(blocks[1].ptr, b"fine")
+        for extent in extents:
+            other.channel.send_extent(extent)
+        assert other.channel.receive() == "fine"
+        assert other.channel.receive() == 1  # the duplicate that the hanging call was given
+        other.kill()
+        other.finish = lambda: None  # type: ignore[method-assign]
+    for extent, block in zip(extents, blocks, strict=True):
+        device.memory.release(extent)
+        device.memory.free(block)
+
+
+def open_many_times(device: Any, sim: Any, channel: Channel) -> None:
+    extent = channel.receive_extent()
+    kept = device.memory.open(extent)
+    for _ in range(1000):
+        device.memory.close(device.memory.open(extent))
+    channel.send(sim.counter("leaked"))
+    device.memory.close(kept)
+    os.close(extent.fds[0])
+    os._exit(0)  # the descriptor that the driver leaked stays
+
+
+@simulated()
+def test_an_open_that_leaks_a_descriptor(device: Any, sim: Any) -> None:
+    """One allocation is opened once, however many want it."""
+    block = device.memory.allocate(MIB)
+    extent = device.memory.export(block.ptr, MIB)
+    with peer(open_many_times, {**os.environ, "DEVSIM_LEAK_OPEN": "1"}) as other:
+        other.channel.send_extent(extent)
+        assert other.channel.receive() == 1
+    device.memory.release(extent)
+    device.memory.free(block)
+
+
+@simulated(event_limit=64)
+def test_a_limit_on_events_is_named(device: Any, sim: Any) -> None:
+    made = [device.sync.events.create() for _ in range(64)]
+    with pytest.raises(ResourceExhausted):
+        device.sync.events.create()
+    for event in made:
+        device.sync.events.destroy(event)
+    device.sync.events.destroy(device.sync.events.create())
+
+
+@simulated(event_ready=1)
+def test_events_that_always_say_done_are_found_by_the_trial(device: Any, sim: Any) -> None:
+    """Asked for by name, such events are refused: a query is true while work runs."""
+    found = decision(device, "event")
+    assert found["error"] == "CapabilityError", found
+    assert "event" in found["text"]
+
+
+@simulated()
+def test_concurrent_gets_and_opens(device: Any, sim: Any) -> None:
+    block = device.memory.allocate(MIB)
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            for _ in range(30):
+                extent = device.memory.export(block.ptr, 4096)
+                device.memory.close(device.memory.open(extent))
+                device.memory.release(extent)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures[0]
+    device.memory.free(block)
+
+
+# --- decisions --------------------------------------------------------------------------------------------------------
+
+
+def given(device: Any) -> Any:
+    """A backend whose only device is this one, so that a session opens no second one."""
+    backend = importlib.import_module("devipc_levelzero.backend")
+
+    class Given(backend.LevelZeroBackend):  # type: ignore[name-defined,misc]
+        def open_device(self, uuid: str | None = None) -> Any:
+            return device
+
+    return Given()
+
+
+def decide(device: Any, sim: Any, channel: Channel) -> None:
+    session = importlib.import_module("devipc.session")
+    path, strategy = channel.receive()
+    try:
+        with session.Importer(path, backend=given(device), strategy=strategy) as importer:
+            channel.send(importer.decision.to_json())
+            channel.receive()
+    except importlib.import_module("devipc.errors").DevIPCError as error:
+        channel.send({"error": type(error).__name__, "text": str(error)})
+        channel.receive()
+
+
+def decision(device: Any, strategy: str | None = None) -> dict[str, Any]:
+    """Let a session between two processes choose; return its Decision, or the error that it ended with."""
+    os.environ["DEVIPC_TRIAL_CACHE"] = ""
+    session = importlib.import_module("devipc.session")
+    with session.Exporter(backend=given(device)) as exporter, peer(decide) as other:
+        other.channel._socket.settimeout(45.0)
+        other.channel.send([exporter.path, strategy])
+        found: dict[str, Any] = other.channel.receive()
+        other.channel.send()
+    return found
+
+
+@simulated()
+def test_a_whole_device_decides_for_the_flag(device: Any, sim: Any) -> None:
+    found = decision(device)
+    assert found["strategy"] == "host_flag", found
+    rejected = next(each for each in found["candidates"] if each["strategy"] == "stream_memop")
+    assert "no call by which a list stores to" in rejected["reason"]
+
+
+@simulated()
+def test_events_are_used_on_request(device: Any, sim: Any) -> None:
+    assert decision(device, "event")["strategy"] == "event"
+
+
+@simulated(ipc_events=0)
+def test_events_that_are_off_are_refused_with_the_reason(device: Any, sim: Any) -> None:
+    found = decision(device, "event")
+    assert found["error"] == "CapabilityError"
+    assert "this driver does not have the call" in found["text"], found["text"]
+
+
+@simulated(ipc_events=0, host_register=0)
+def test_polling_takes_over_and_says_why(device: Any, sim: Any) -> None:
+    found = decision(device)
+    assert found["strategy"] == "polling", found
+    reasons = {each["strategy"]: f"{each['reason']} {each['evidence']}" for each in found["candidates"]}
+    assert "no call by which a list stores to" in reasons["stream_memop"]
+    assert "zexDriverImportExternalPointer" in reasons["host_flag"]
+
+
+@simulated()
+def test_many_allocations_at_once(device: Any, sim: Any) -> None:
+    """A pool in a hundred parts through one peer, each at its own bytes."""
+    blocks = [device.memory.allocate(MIB) for _ in range(20)]
+    with staging(device) as host, peer(mirror) as other:
+        for seed, block in enumerate(blocks):
+            reflect(device, other, host, block.ptr, 4096, seed)
+        other.channel.send("end")
+        assert host.read(blocks[3].ptr, 16) == pattern(4, 4096)[:16]
+    for block in blocks:
+        device.memory.free(block)
