@@ -13,6 +13,7 @@ from devipc.completion.half import need_transfer
 from devipc.errors import DevIPCError
 from devipc.hicache.arena import CHUNK_NBYTES, HostArena, Pinned
 from devipc.hicache.copies import OpenedPool, Opener
+from devipc.hicache.fan import Fan
 from devipc.hicache.layout import PoolLayout
 from devipc.hicache.mover import BouncedMover, MarkerPool, Mover, PinnedMover
 from devipc.hicache.planner import LAYER_GROUPS, Direction, Planner
@@ -25,6 +26,7 @@ from devipc.interfaces.transfer import DeviceTransfer, Marker, Stream
 __all__ = ["LocalCarrier", "LocalCopies", "LocalJob"]
 
 _PRIORITY = {Direction.RESTORE: -1, Direction.BACKUP: 0}  # a lower number runs first
+_SIDE_STREAMS = 3
 _log = logging.getLogger("devipc.hicache")
 
 
@@ -74,6 +76,7 @@ class LocalCopies:
         self.transfer = transfer
         self.stream: Stream = transfer.create_stream(priority=_PRIORITY[direction])
         self.markers = MarkerPool(transfer)
+        self.fan = Fan(transfer, self.markers, count=_SIDE_STREAMS, priority=_PRIORITY[direction])
         self.mover: Mover  # set by the carrier before the first job
         self.wake: Callable[[], None] = lambda: None
         self.stopped: Callable[[], bool] = lambda: (
@@ -124,6 +127,7 @@ class LocalCopies:
             self.transfer.destroy_stream(self.stream)
         except DevIPCError as error:
             _log.warning("while an engine was closed: %s", error)
+        self.fan.close()
 
 
 class LocalCarrier:
@@ -176,7 +180,7 @@ class LocalCarrier:
 
     def _mover(self, copies: LocalCopies) -> Mover:
         if self.pinned.bounce is None:
-            return PinnedMover(self.transfer, self._arena, groups=self._groups)
+            return PinnedMover(self.transfer, self._arena, groups=self._groups, fan=copies.fan)
         return BouncedMover(
             self.transfer,
             self._arena,

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from devipc.errors import BoundsError, ClosedError, DevIPCError, UsageError
 from devipc.hicache.arena import HostArena
+from devipc.hicache.fan import Fan
 from devipc.hicache.hosttier import HostTier
 from devipc.hicache.layout import PoolLayout
 from devipc.hicache.planner import LAYER_GROUPS, CopyPlan, Direction, HostPages, Planner
@@ -109,12 +110,18 @@ def _regions(regions: Sequence[int]) -> list[int] | None:
     return [region or -1 - number for number, region in enumerate(regions)] or None
 
 
-def _submit(transfer: DeviceTransfer, stream: Stream, plan: CopyPlan, on_group: Callable[[int], None]) -> None:
+def _submit(
+    transfer: DeviceTransfer,
+    stream: Stream,
+    plan: CopyPlan,
+    on_group: Callable[[int], None],
+    batches: DeviceTransfer | Fan,
+) -> None:
     for group, copies in enumerate(plan.groups):
         if len(copies.strided):
             transfer.copy_strided(stream, copies.strided)
         if len(copies.nbytes):
-            transfer.copy_batch(stream, copies.dst, copies.src, copies.nbytes)
+            batches.copy_batch(stream, copies.dst, copies.src, copies.nbytes)
         on_group(group)
 
 
@@ -143,12 +150,22 @@ class PinnedMover:
         Registered with it.
     groups : sequence of int
         Sizes of a restore's first layer groups.
+    fan : Fan, optional
+        Side streams for batches.
     """
 
-    def __init__(self, transfer: DeviceTransfer, arena: HostArena, *, groups: Sequence[int] = LAYER_GROUPS) -> None:
+    def __init__(
+        self,
+        transfer: DeviceTransfer,
+        arena: HostArena,
+        *,
+        groups: Sequence[int] = LAYER_GROUPS,
+        fan: Fan | None = None,
+    ) -> None:
         self._transfer = transfer
         self._arena = arena
         self._groups = groups
+        self._batches = transfer if fan is None else fan
 
     def planner(self, layout: PoolLayout, addresses: Sequence[int], regions: Sequence[int] = ()) -> Planner:
         """See :class:`Mover`."""
@@ -173,7 +190,7 @@ class PinnedMover:
         """See :class:`Mover`."""
         host = HostPages.extents(places.offset + self._arena.address, places.span, places.index)
         plan = planner.plan(direction, pages, host, by_layer_group=direction is Direction.RESTORE)
-        _submit(self._transfer, stream, plan, on_group)
+        _submit(self._transfer, stream, plan, on_group, self._batches)
 
 
 class BouncedMover:
@@ -241,7 +258,7 @@ class BouncedMover:
             plan = planner.plan(direction, part, HostPages.blocks(slots))
             if direction is Direction.RESTORE:
                 self._shift(slots, places, start, pieces, to_arena=False)
-            _submit(self._transfer, stream, plan, lambda _group: None)
+            _submit(self._transfer, stream, plan, lambda _group: None, self._transfer)
             self._await(stream)
             if direction is Direction.BACKUP:
                 self._shift(slots, places, start, pieces, to_arena=True)

@@ -1,0 +1,95 @@
+"""Side streams: all pieces arrive, behind what came before and before what comes after, after an error too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from devipc.errors import UsageError
+from devipc.hicache.fan import Fan
+from devipc.hicache.mover import MarkerPool
+from devipc.host.backend import HostBackend, HostDevice
+from devipc.probe.stage import Stage
+
+PIECES, WIDTH = 1500, 64
+NBYTES = PIECES * WIDTH
+
+
+class Rig:
+    """A fan of two side streams, and memory to copy between."""
+
+    def __init__(self, device: HostDevice) -> None:
+        self.transfer = device.transfer
+        self.markers = MarkerPool(self.transfer)
+        self.stream = self.transfer.create_stream()
+        self.fan = Fan(self.transfer, self.markers, count=2, priority=0)
+        self.source, self.target = Stage(device, NBYTES), Stage(device, NBYTES)
+        self.source.view[:NBYTES] = np.random.default_rng(2).integers(0, 255, NBYTES, np.uint8).tobytes()
+
+    def pieces(self) -> list[Any]:
+        at = np.random.default_rng(3).permutation(PIECES).astype(np.uint64) * np.uint64(WIDTH)
+        return [at + np.uint64(self.target.ptr), at + np.uint64(self.source.ptr), np.full(PIECES, WIDTH, np.uint64)]
+
+    def close(self) -> None:
+        self.fan.close()
+        self.markers.close()
+        self.transfer.destroy_stream(self.stream)
+        self.source.close()
+        self.target.close()
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    device = HostBackend().open_device()
+    made = Rig(device)
+    yield made
+    made.close()
+    device.close()
+
+
+def test_side_streams_run_between_earlier_and_later_work(rig: Rig) -> None:
+    rig.fan.copy_batch(rig.stream, *rig.pieces())  # makes the side streams
+    rig.transfer.synchronize_stream(rig.stream)
+    assert bytes(rig.target.view[:NBYTES]) == bytes(rig.source.view[:NBYTES])
+    side: Any = rig.fan._sides[1]
+    for first, then in ((rig.stream, side), (side, rig.stream)):
+        rig.target.view[:NBYTES] = bytes(NBYTES)
+        first.stall()
+        rig.transfer.copy(rig.stream, rig.source.ptr, rig.source.ptr, 8)  # earlier work
+        rig.fan.copy_batch(rig.stream, *rig.pieces())
+        end = rig.markers.record(rig.stream)
+        if first is rig.stream:  # nothing of the side streams before what the stream was given before
+            other = rig.markers.record(then)
+            assert not rig.transfer.query_marker(other)
+            assert not any(rig.target.view[:NBYTES])
+            rig.markers.give_back(other)
+        assert not rig.transfer.query_marker(end)
+        first.resume()
+        rig.transfer.synchronize_stream(rig.stream)
+        assert bytes(rig.target.view[:NBYTES]) == bytes(rig.source.view[:NBYTES])
+        rig.markers.give_back(end)
+
+
+def test_what_began_before_an_error_is_waited_for(rig: Rig) -> None:
+    rig.fan.copy_batch(rig.stream, *rig.pieces())
+    rig.transfer.synchronize_stream(rig.stream)
+    side: Any = rig.fan._sides[0]
+    dst, src, nbytes = rig.pieces()
+    dst[-1] = 4096
+    side.stall()
+    with pytest.raises(UsageError):
+        rig.fan.copy_batch(rig.stream, dst, src, nbytes)
+    end = rig.markers.record(rig.stream)
+    assert not rig.transfer.query_marker(end)
+    side.resume()
+    rig.transfer.synchronize_stream(rig.stream)
+    assert rig.transfer.query_marker(end)
+    rig.markers.give_back(end)
+
+
+def test_few_pieces_need_no_side_streams(rig: Rig) -> None:
+    rig.fan.copy_batch(rig.stream, *(column[:100] for column in rig.pieces()))
+    assert rig.fan._sides == []
