@@ -52,7 +52,9 @@ Body = dict[str, Any]
 
 @role
 def warm_up(worker: Worker, fds: Fds) -> None:
-    """Open the device and use every primitive once."""
+    """Open the device and use every primitive once, and load the array library, which starts threads of its own."""
+    import numpy  # noqa: F401
+
     worker.rig.warm_up()
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from devipc.conformance import cases
 from tests.suite import (
+    beside_liars,
     crash_liars,
     device_liars,
     event_liars,
@@ -22,7 +23,17 @@ from tests.suite import (
 from tests.suite.lying import LIARS
 from tests.suite.runs import run_suite
 
-MODULES = (crash_liars, device_liars, event_liars, export_liars, liars, memory_liars, sync_liars, transfer_liars)
+MODULES = (
+    beside_liars,
+    crash_liars,
+    device_liars,
+    event_liars,
+    export_liars,
+    liars,
+    memory_liars,
+    sync_liars,
+    transfer_liars,
+)
 LARGE_NBYTES = 12 << 30
 
 

@@ -32,14 +32,19 @@ def capture(device: Any, stream: Any) -> Iterator[None]:
             driver.call("cuGraphDestroy", driver.call("cuStreamEndCapture", native))
 
 
+ONE_DEVICE = frozenset(("DISC-005", "MEM-036"))
+NO_SLICE = frozenset(("DISC-010",))
+NO_DESCRIPTORS = frozenset(("MEM-098", "MEM-100", "MEM-206"))
+"""A legacy handle has none."""
+PLACED_BY_THE_DRIVER = frozenset(("MEM-220", "MEM-221", "LIFE-220"))
+"""The driver chooses where it maps memory of legacy and pool handles."""
+
 whole_device = BackendProfile(
     backend="cuda",
     handle_kinds=(HandleKind.VMM_FD, HandleKind.LEGACY, HandleKind.POOL),
     strategies=tuple(Strategy),
     skips_allowed=False,
-    # DISC-005 and MEM-036: there is one device. DISC-010: a whole device is no slice. MEM-098, MEM-100 and MEM-206: a
-    # legacy handle has no descriptors.
-    expected_skips=frozenset(("DISC-005", "DISC-010", "MEM-036", "MEM-098", "MEM-100", "MEM-206")),
+    expected_skips=ONE_DEVICE | NO_SLICE | NO_DESCRIPTORS | PLACED_BY_THE_DRIVER,
     capture=capture,
     hidden={"CUDA_VISIBLE_DEVICES": "-1"},
 )
@@ -47,7 +52,7 @@ whole_device = BackendProfile(
 simulated = dataclasses.replace(
     whole_device,
     simulated=True,
-    expected_skips=whole_device.expected_skips - {"DISC-005", "MEM-036"},
+    expected_skips=whole_device.expected_skips - ONE_DEVICE,
     reordered={"CUDA_VISIBLE_DEVICES": "1,0"},
 )
 """The simulated driver has two devices."""
