@@ -9,6 +9,7 @@ import click
 from devipc.cli.options import finish, probing_options, show_backends
 from devipc.cli.tables import ProgressLine, show_table
 from devipc.probe.matrix import Cell, Matrix, run_matrix
+from devipc.probe.report import EXIT_TOOL_FAILED
 
 __all__ = ["command"]
 
@@ -21,11 +22,15 @@ def command(*, backend: str | None, devices: Sequence[str], timeout_s: float, as
     A cell has the handle kind and the completion strategy that a session between the two would use.
 
     Exit codes: 0 every device can be shared with another process on it, 1 one cannot, 2 wrong usage, 3 no usable
-    backend or device, 4 the matrix could not be written, 130 interrupted.
+    backend or device, 4 the matrix itself failed, 130 interrupted.
     """
     progress = ProgressLine()
-    with progress:
-        matrix = run_matrix(backend=backend, devices=devices, timeout_s=timeout_s, progress=progress.update)
+    try:
+        with progress:
+            matrix = run_matrix(backend=backend, devices=devices, timeout_s=timeout_s, progress=progress.update)
+    except Exception as error:
+        click.echo(f"devipc: the matrix failed: {type(error).__name__}: {error}", err=True)
+        raise SystemExit(EXIT_TOOL_FAILED) from error
     finish(matrix.to_json(), as_json=as_json, show=lambda: _show(matrix), devices=devices)
 
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from devipc import errors
 from devipc.channel.listener import default_directory, remove_leftovers
-from devipc.probe.stage import Stage
 from devipc.cli.story_peer import page
 from devipc.errors import CompletionTimeout, DevIPCError, FencePoisoned, PeerError
+from devipc.probe.stage import Stage
 from devipc.session import Importer, PeerEvent, PeerState, RemoteMemory
 
 __all__ = ["Story"]

@@ -12,9 +12,9 @@ import os
 import sys
 from typing import Any
 
-from devipc.probe.stage import Stage
 from devipc.errors import DevIPCError
 from devipc.interfaces.memory import Allocation
+from devipc.probe.stage import Stage
 from devipc.session import Exporter
 
 __all__ = ["page"]

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from devipc.completion.handle import decode_fence_handle, encode_fence_handle
 from devipc.completion.roles import DATA_NBYTES, ConsumerRole, Op, ProducerRole, Role, Seen
-from devipc.errors import CapabilityError, DevIPCError, WireError
+from devipc.errors import CapabilityError, DevIPCError, ResourceExhausted, WireError
 from devipc.interfaces.backend import Device
 from devipc.memfd import create_memfd
 from devipc.spi import close_fds
@@ -286,7 +286,7 @@ class TrialResponder:
         self._forget_sent()
         try:
             return self._serve(Reader(body), fds), self._sent
-        except CapabilityError as error:
+        except (CapabilityError, ResourceExhausted) as error:
             return _told(_REFUSED, error.message, error.remedy), ()
         except Exception as error:
             return _told(_FAILED, f"{type(error).__name__}: {error}"), ()

@@ -37,7 +37,7 @@ from devipc.types import HandleKind, Mechanism, Strategy
 
 __all__ = ["claims"]
 
-_TRIAL_SHARE = 0.5
+_TRIAL_SHARE = 0.7
 _MAX_EVIDENCE = 2000
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 

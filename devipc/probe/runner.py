@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from devipc.capabilities import Capability, Verdict
@@ -156,8 +157,8 @@ class Checks:
 
     def told(self, check: str, capability: Capability) -> Row:
         """Return the row of a check that cannot be tried because the backend offers nothing to try."""
-        answer = _private(capability)
-        return Row(check, self._exporter.backend, self._exporter.uuid, answer, answer)
+        found, claim = _told(check, capability), _private(capability)
+        return Row(check, self._exporter.backend, self._exporter.uuid, found, claim)
 
     def _order(self, what: str) -> dict[str, Any]:
         if self._hangs >= MAX_HANGS:
@@ -180,14 +181,8 @@ class Checks:
             self.close()
         duration_s = time.monotonic() - started
         claim = _private(claim) if claim is not None else None
-        return Row(
-            check,
-            self._exporter.backend,
-            self._exporter.uuid,
-            _private(capability),
-            _private(claim) if claim is not None else None,
-            duration_s,
-        )
+        found = _told(check, capability)
+        return Row(check, self._exporter.backend, self._exporter.uuid, found, claim, duration_s)
 
     def close(self) -> None:
         """End the processes; the next check starts new ones."""
@@ -265,3 +260,9 @@ def _private(capability: Capability) -> Capability:
     if capability.verdict is not Verdict.YES:
         reason = reason or evidence or "the backend gives no reason"
     return Capability(capability.verdict, evidence, reason, remedy)
+
+
+def _told(check: str, capability: Capability) -> Capability:
+    """Return the verdict of ``check`` as it is told; one that is not ``yes`` has a remedy, if only where to read on."""
+    found = _private(capability)
+    return found if found or found.remedy else replace(found, remedy=f"devipc explain {check}")
