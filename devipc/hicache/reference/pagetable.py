@@ -15,12 +15,24 @@ from devipc.hicache.reference.handles import CacheExtentRef, RequestRuntimeHandl
 
 __all__ = ["PageTable", "Slot", "SlotBook"]
 
+_PLACES_A_REQUEST = 4
+
 
 class SlotBook:
-    """Which places for requests are taken, and how often each was: the part of a runtime that gives out handles."""
+    """Which places for requests are taken, and how often each was: the part of a runtime that gives out handles.
 
-    def __init__(self, runtime_id: str, count: int) -> None:
+    Parameters
+    ----------
+    runtime_id : str
+        Of the runtime.
+    max_requests : int
+        Requests that compute at a time. There are more places than that: one is taken until the batch that closes its
+        request was executed, and those behind it are announced by then.
+    """
+
+    def __init__(self, runtime_id: str, max_requests: int) -> None:
         self.runtime_id = runtime_id
+        count = _PLACES_A_REQUEST * max_requests
         self._free = list(range(count - 1, -1, -1))
         self._generation = [0] * count
         self._taken: set[RequestRuntimeHandle] = set()

@@ -15,6 +15,7 @@ import msgspec
 
 from devipc.channel.link import Link, PeerState, Reply
 from devipc.channel.seqpacket import Channel, Message
+from devipc.errors import DevIPCError
 from devipc.hicache.reference.local import LocalGPURuntime
 from devipc.hicache.reference.process import COMPLETION, FAILED, PLAN, START, STATS, Started
 from devipc.hicache.reference.runtime import BatchPlan, PreparedBatchHandle
@@ -23,6 +24,7 @@ from devipc.hicache.reference.spec import RuntimeSpec, made_from
 __all__: list[str] = []
 
 _GREETING_S = 10.0
+_LONGEST_WORDS = 4096
 _encode = msgspec.msgpack.Encoder().encode
 _plans = msgspec.msgpack.Decoder(BatchPlan)
 _specs = msgspec.msgpack.Decoder(RuntimeSpec)
@@ -35,7 +37,7 @@ class _Server:
         self._link = link
         self._inbox: queue.SimpleQueue[BatchPlan | None] = queue.SimpleQueue()
         self._spec: queue.SimpleQueue[RuntimeSpec | None] = queue.SimpleQueue()
-        self._started: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._started: queue.SimpleQueue[bytes | DevIPCError] = queue.SimpleQueue()
         self._runtime: LocalGPURuntime | None = None
         link.handle(START, self._on_start)
         link.handle(PLAN, self._on_plan)
@@ -45,7 +47,10 @@ class _Server:
 
     def _on_start(self, message: Message) -> Reply:
         self._spec.put(_specs.decode(bytes(message.body)))
-        return self._started.get(), ()
+        answer = self._started.get()
+        if isinstance(answer, DevIPCError):
+            raise answer
+        return answer, ()
 
     def _on_plan(self, message: Message) -> None:
         self._inbox.put(_plans.decode(bytes(message.body)))
@@ -61,7 +66,15 @@ class _Server:
         elif state is not PeerState.CONNECTED:
             os._exit(1)  # nobody is left who would take an answer
 
+    def fail(self, error: BaseException) -> None:
+        """Tell control why there is no runtime, or none any more."""
+        told = error if isinstance(error, DevIPCError) else DevIPCError(f"{type(error).__name__}: {error}")
+        if self._runtime is None:
+            self._started.put(told)
+        self._link.notify(FAILED, str(told).encode()[:_LONGEST_WORDS])
+
     def serve(self) -> None:
+        """Make the runtime, then do what comes until control says goodbye."""
         spec = self._spec.get()
         if spec is None:
             return
@@ -94,10 +107,11 @@ class _Server:
 def _main(fd: int) -> None:
     link = Link.accept(Channel(socket.socket(fileno=fd)), facts={}, timeout_s=_GREETING_S)
     with link:
+        server = _Server(link)
         try:
-            _Server(link).serve()
+            server.serve()
         except BaseException as error:
-            link.notify(FAILED, f"{type(error).__name__}: {error}".encode()[:4096])
+            server.fail(error)
             raise
 
 

@@ -1,0 +1,188 @@
+"""Control with a runtime in this process: the same answers whatever was cached, and the four invariants."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from devipc.errors import StaleError, UsageError
+from devipc.hicache.reference.handles import CacheExtentRef, RequestRuntimeHandle
+from devipc.hicache.reference.request import BackupPolicy
+from devipc.hicache.reference.runtime import BatchPlan, OpenRequest
+from tests.hicache.reference.engines import SYSTEM, answer, cache, device, prompts, runtime, texts
+
+
+def test_answers_are_the_same_with_every_cache() -> None:
+    on = device()
+    with runtime(on, None) as plain:
+        _, expected, _ = answer(plain, prompts(), restore=False, prefix_cache=False)
+    with runtime(on, None) as tree_only:
+        _, found, _ = answer(tree_only, [*prompts(), *prompts()])
+        assert [found[f"q{number + 6}"].tokens for number in range(6)] == list(texts(expected).values())
+    with cache(on) as client:
+        with runtime(on, client) as first:
+            _, found, _ = answer(first, prompts())
+            assert texts(found) == texts(expected)
+        with runtime(on, client, shuffle=11) as second:
+            scheduler, found, _ = answer(second, prompts())
+            assert texts(found) == texts(expected)
+            assert scheduler.discarded == 0
+            page = second.limits.page_tokens
+            for one in found.values():
+                assert one.restored + one.from_device == (one.prompt_tokens - 1) // page * page
+                assert one.computed <= page
+
+
+def test_restored_pages_are_bit_for_bit_what_was_computed() -> None:
+    on = device()
+    with cache(on) as client:
+        snapshots = []
+        for shuffle in (1, 2):
+            with runtime(on, client, shuffle=shuffle) as one:
+                scheduler, found, _ = answer(one, prompts(1))
+                assert found["q0"].restored == (0, 64)[shuffle - 1]
+                node, pages = scheduler._tree.match(_keys(one, prompts(1)[0])[:4])
+                assert pages == 4
+                physical = one._table.physical([page for ext in scheduler._tree.extents(node) for page in ext.pages])
+                snapshots.append(one.pool.snapshot(physical))
+        assert np.array_equal(snapshots[0], snapshots[1])
+
+
+def _keys(over: Any, prompt: list[int]) -> list[bytes]:
+    from devipc.hicache.keys import page_keys
+
+    raw = page_keys(prompt, page_tokens=over.limits.page_tokens, parent=over.limits.namespace)
+    return [row.tobytes() for row in raw]
+
+
+def test_where_pages_lie_changes_nothing_that_control_sees() -> None:
+    on, traces = device(), []
+    for shuffle in (None, 1, 2):
+        with cache(on) as client, runtime(on, client, shuffle=shuffle) as one:
+            _, _, plans = answer(one, [*prompts(), *prompts()])
+            life = one.runtime_id
+            traces.append([repr(plan).replace(life, "life").encode() for plan in plans])
+    assert traces[0] == traces[1] == traces[2]
+
+
+def test_control_loads_no_tensor_library_and_no_memory() -> None:
+    code = (
+        "import sys, devipc.hicache.reference.scheduler\n"
+        "bad = [m for m in sys.modules if m == 'torch' or m.startswith(('devipc.session', 'devipc.channel',"
+        " 'devipc.completion', 'devipc.integrations', 'devipc.hicache.api', 'devipc.hicache.reference.local'))]\n"
+        "assert not bad, bad\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+def test_nothing_in_a_plan_is_an_address() -> None:
+    on = device()
+    with cache(on) as client, runtime(on, client) as one:
+        _, _, plans = answer(one, prompts())
+        low = one.pool.built.exports[0][0]
+        numbers = [number for plan in plans for number in _integers(plan)]
+        assert numbers
+        assert max(numbers) < min(low, 2**20)
+
+
+def _integers(value: Any) -> list[int]:
+    if isinstance(value, bool | bytes | str):
+        return []
+    if isinstance(value, int):
+        return [value]
+    if isinstance(value, tuple):
+        return [found for one in value for found in _integers(one)]
+    return [found for name in value.__slots__ for found in _integers(getattr(value, name))]
+
+
+@pytest.mark.parametrize("policy", list(BackupPolicy))
+def test_pages_come_back_under_each_policy(policy: BackupPolicy) -> None:
+    on = device()
+    with runtime(on, None) as plain:
+        _, expected, _ = answer(plain, prompts(), restore=False, prefix_cache=False)
+    with cache(on) as client, runtime(on, client, pages=30) as small:  # little enough that the tree must evict
+        for _ in range(3):
+            scheduler, found, _ = answer(small, prompts(), policy=policy)
+            assert texts(found) == texts(expected)
+            assert scheduler.discarded == 0
+            _forget_tree(scheduler, small)
+        saved = small.stats().backed_up_pages
+        assert (saved == 0) == (policy is BackupPolicy.NONE)
+
+
+def _forget_tree(scheduler: Any, over: Any) -> None:
+    """Release what one scheduler keeps, as if its prompts had been displaced."""
+    scheduler._release.extend(scheduler._tree.evict(10**6, before=scheduler._before_eviction))
+    scheduler.run()
+    assert over.stats().free_pages == over.limits.pages - sum(len(pages) for _, pages in over._backups._running)
+
+
+def test_a_restore_that_fails_discards_the_batch_and_costs_no_answer() -> None:
+    on = device()
+    with runtime(on, None) as plain:
+        _, expected, _ = answer(plain, prompts(), restore=False, prefix_cache=False)
+    with cache(on) as client:
+        with runtime(on, client) as first:
+            answer(first, prompts())
+        with runtime(on, client) as second:
+            find = second._find
+            flushed: list[int] = []
+
+            def find_then_flush(keys: bytes) -> bytes:
+                below = find(keys)
+                if not flushed and any(below):
+                    assert second._handle is not None
+                    flushed.append(client.flush(second._handle))
+                return below
+
+            second._find = find_then_flush  # type: ignore[method-assign]
+            scheduler, found, _ = answer(second, prompts())
+            assert flushed[0] > 0
+            assert scheduler.discarded >= 1
+            assert texts(found) == texts(expected)
+            assert all(one.restored == 0 for one in found.values())
+            assert any(one.restarts == 1 for one in found.values())
+
+
+def test_a_batch_behind_a_discarded_one_is_discarded_too() -> None:
+    on = device()
+    with cache(on) as client:
+        with runtime(on, client) as first:
+            answer(first, prompts())
+        with runtime(on, client) as second:
+            completions: list[Any] = []
+            execute = second.execute_batch
+
+            def flush_behind(handle: Any) -> Any:
+                if len(completions) == 1:  # the restores of the next batch were started already, those after it not
+                    assert second._handle is not None
+                    client.flush(second._handle)
+                completions.append(execute(handle))
+                return completions[-1]
+
+            second.execute_batch = flush_behind  # type: ignore[method-assign]
+            answer(second, prompts(8))
+            for before, after in itertools.pairwise(completions):
+                if before.failed:
+                    assert after.discarded
+                    assert not after.sampled
+                    assert not after.kept
+
+
+def test_what_is_stale_or_never_fits_is_refused() -> None:
+    on = device()
+    with runtime(on, None) as one:
+        other = RequestRuntimeHandle("another", 0, 1)
+        with pytest.raises(StaleError):
+            one.prepare_batch(BatchPlan(number=1, open=(OpenRequest(handle=other),)))
+        one._announced.clear()
+        stale = CacheExtentRef.of(one.runtime_id, 7, [1])
+        with pytest.raises(StaleError):
+            one._table.pages_of(stale)
+        with pytest.raises(UsageError, match="pages"):
+            answer(one, [SYSTEM * 80])
