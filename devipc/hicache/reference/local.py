@@ -19,6 +19,7 @@ from devipc.hicache.api import UNFENCED, HiCacheClient, PoolHandle
 from devipc.hicache.keys import KEY_NBYTES, Namespace
 from devipc.hicache.operations import Status
 from devipc.hicache.reference.backups import Backups, keys_of
+from devipc.hicache.reference.decoding import Decoder, Row
 from devipc.hicache.reference.handles import CacheExtentRef, RequestRuntimeHandle
 from devipc.hicache.reference.model import PagedModel, Weights
 from devipc.hicache.reference.pagetable import PageTable, Slot, SlotBook
@@ -113,6 +114,7 @@ class LocalGPURuntime:
             device, weights.shape, pages=config.pages + 1, page_tokens=config.page_tokens, dtype=weights.embed.dtype
         )
         self._model = PagedModel(weights, self.pool.k, self.pool.v, max_tokens=config.max_tokens)
+        self._decoder = Decoder(self._model, max_requests=config.max_requests)
         self._stream = self._compute_stream(device)
         namespace = Namespace.of(
             self.pool.built.layout, model=config.model, revision=config.revision, dtype=str(weights.embed.dtype)
@@ -279,22 +281,16 @@ class LocalGPURuntime:
             self._computed += len(prefill.tokens)
             if prefill.sample:
                 sampled[prefill.handle] = int(logits.argmax())
-        for decode in plan.decode:
-            slot = self._slots[decode.handle]
-            self._grow(slot, slot.length + 1)
-            sampled[decode.handle] = self._decode(slot)
+        rows = [self._row(self._slots[decode.handle]) for decode in plan.decode]
+        handles = [decode.handle for decode in plan.decode]
+        sampled.update(zip(handles, self._decoder.decode(rows), strict=True))
+        self._decoded += len(rows)
         return sampled
 
-    def _decode(self, slot: Slot) -> int:
-        device = self.pool.k.device
-        table = self._table.physical(slot.pages[: slot.length // self._config.page_tokens + 1])
-        logits = self._model.decode(
-            torch.tensor([slot.last_token], device=device),
-            torch.tensor([slot.length], device=device),
-            torch.tensor([table], device=device),
-        )
-        self._decoded += 1
-        return int(logits[0].argmax())
+    def _row(self, slot: Slot) -> Row:
+        self._grow(slot, slot.length + 1)
+        pages = slot.pages[: slot.length // self._config.page_tokens + 1]
+        return Row(slot.last_token, slot.length, self._table.physical(pages))
 
     def _await_layer(self, ticket: Ticket | None, layer: int) -> None:
         if ticket is None or ticket.fence is None:
@@ -356,7 +352,8 @@ class LocalGPURuntime:
         if self._client is not None and self._handle is not None:
             self._client.unregister(self._handle)
             self._handle = None
-        del self._model
+        self._decoder.close()
+        del self._model, self._decoder
         self.pool.close()
 
     def _end_transfers(self) -> None:
