@@ -10,12 +10,13 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check install -qq
 PROJECTS := pyproject.toml $(BACKENDS:%=%/pyproject.toml)
 
-.PHONY: help demo test test-long check format lint types floors docs dist clean
+.PHONY: help demo test test-long conformance check format lint types floors docs dist clean
 
 help:
 	@echo "make demo    two processes share memory, one is killed, the other goes on"
 	@echo "make test    all quick tests that need no accelerator    (PYTEST_ARGS=... is passed on)"
 	@echo "make test-long  what takes longer: kills at every call, repeated conformance runs"
+	@echo "make conformance  the suite on the host backend and on every simulated driver, once"
 	@echo "make check   lint, format, types, import floors, documentation"
 	@echo "make format  rewrite the sources in the project's format"
 	@echo "make dist    wheels of the core and of every backend, in dist/"
@@ -40,6 +41,11 @@ test: $(VENV)/.dev
 
 test-long: $(VENV)/.dev
 	$(BIN)/python -m pytest -m 'long and not hardware' $(PYTEST_ARGS)
+
+conformance: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/suite/test_honest.py $(wildcard backends/*/tests/test_conformance.py) \
+	    -k 'test_host_passes or test_every_case_passes and whole' --deselect \
+	    tests/suite/test_honest.py::test_host_passes_again_and_again $(PYTEST_ARGS)
 
 check: lint types floors docs
 

@@ -60,7 +60,10 @@ class Backend(Protocol):
         ...
 
     def facts(self) -> Mapping[str, str]:
-        """Return versions of driver and bindings, and settings that matter; never raises, loads what it must."""
+        """Return versions, under ``driver`` and ``bindings``, and settings that matter; never raises.
+
+        Loads what it must. Reports and results of the conformance suite show these two by name.
+        """
         ...
 
     def devices(self) -> Sequence[DeviceInfo]:
