@@ -6,7 +6,6 @@ process and no link: rings and the news of an end are handed in.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import threading
@@ -27,9 +26,9 @@ from devipc.hicache.requests import CompletionFence, PageIds, RegisterPool
 from devipc.hicache.results import fresh
 from devipc.hicache.ring import Consumer, Producer
 from devipc.hicache.slots import Slots
-from devipc.types import PoisonReason
+from devipc.hicache.slotwords import SlotCancel, SlotFence
 
-__all__ = ["RemoteCarrier", "RemoteClient", "RemoteCopies", "RemoteJob", "RemotePool", "RemoteReady", "SlotFence"]
+__all__ = ["RemoteCarrier", "RemoteClient", "RemoteCopies", "RemoteJob", "RemotePool", "RemoteReady"]
 
 _TICK_S = 0.25
 _WHO = "the engine process"
@@ -168,41 +167,6 @@ class RemoteReady:
             self._carrier.forgotten.append(self._number)  # no lock may be taken where garbage is collected
 
 
-class SlotFence:
-    """A completion fence whose end goes into a slot. Fulfils :class:`~devipc.hicache.requests.CompletionFence`."""
-
-    __slots__ = ("_slots", "op", "slot")
-
-    def __init__(self, slots: Slots, slot: int, op: int) -> None:
-        self._slots = slots
-        self.slot = slots.check(slot)
-        self.op = op
-
-    def settle(self) -> None:
-        """See :class:`~devipc.hicache.requests.CompletionFence`."""
-        with contextlib.suppress(ClosedError):  # nobody waits any more
-            self._slots.settle(self.slot)
-
-    def poison(self, reason: PoisonReason) -> None:
-        """See :class:`~devipc.hicache.requests.CompletionFence`."""
-        with contextlib.suppress(ClosedError):
-            self._slots.poison(self.slot, reason)
-
-
-class _SlotCancel:
-    __slots__ = ("_slot", "_slots")
-
-    def __init__(self, slots: Slots, slot: int) -> None:
-        self._slots = slots
-        self._slot = slots.check(slot)
-
-    def is_set(self) -> bool:
-        try:
-            return self._slots.cancelled(self._slot)
-        except ClosedError:  # the client is gone: nothing more is published
-            return True
-
-
 class _Always:
     def reached(self) -> bool:
         return True
@@ -231,9 +195,9 @@ class RemoteClient:
         """Return the completion fence of operation ``op``; raises BoundsError for a slot that there is not."""
         return SlotFence(self.slots, slot, op)
 
-    def cancel(self, slot: int) -> _SlotCancel:
+    def cancel(self, slot: int) -> SlotCancel:
         """Return the cancel word of a slot; raises BoundsError."""
-        return _SlotCancel(self.slots, slot)
+        return SlotCancel(self.slots, slot)
 
     def ready(self, point: Point | None, slot: int | None = None) -> RemoteReady | _Always:
         """Return a ready point: a value of one of the client's fences, what it says in ``slot``, or always reached."""
