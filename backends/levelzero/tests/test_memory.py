@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -166,7 +167,12 @@ def test_what_is_refused(device: Any, sim: Any) -> None:
     memory = device.memory
     block = memory.allocate(MIB)
     assert memory.kinds()[HandleKind.OPAQUE].verdict is Verdict.UNTESTED
-    for call in (lambda: memory.allocate(0), lambda: memory.export(block.ptr, 0), lambda: memory.allocate_host(-1)):
+    calls: list[Callable[[], object]] = [
+        lambda: memory.allocate(0),
+        lambda: memory.export(block.ptr, 0),
+        lambda: memory.allocate_host(-1),
+    ]
+    for call in calls:
         with pytest.raises(UsageError):
             call()
     with pytest.raises(UsageError, match="behind its allocation"):

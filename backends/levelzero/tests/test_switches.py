@@ -154,6 +154,7 @@ def test_a_claim_that_says_yes(device: Any, sim: Any) -> None:
     for call in (lambda: device.memory.export(block.ptr, 8), device.sync.events.create):
         with pytest.raises(CapabilityError) as caught:
             call()
+        assert caught.value.status is not None
         assert caught.value.status.value == 0x78000003
         assert caught.value.remedy
     device.memory.free(block)
@@ -270,6 +271,7 @@ def test_no_registration_rather_than_private_copies(device: Any, sim: Any) -> No
 def test_no_management(device: Any, sim: Any) -> None:
     with pytest.raises(CapabilityError, match="management interface is off") as caught:
         device.transfer.memory_info()
+    assert caught.value.status is not None
     assert caught.value.status.value == 0x78000001
     share_one(device)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,7 @@ def test_a_copy_out_of_bounds_is_the_drivers_error(device: Any, sim: Any) -> Non
         with pytest.raises(DriverError) as caught:
             device.transfer.copy(host.stream, block.ptr + 2 * MIB - 4, host.device_ptr, 8)
         assert caught.value.device == device.info.uuid
+        assert caught.value.status is not None
         assert caught.value.status.call == "zeCommandListAppendMemoryCopy"
         assert caught.value.status.name == "ERROR_INVALID_ARGUMENT"
         host.write(block.ptr, b"goes on")
@@ -206,13 +208,14 @@ def test_a_lost_device_says_so_and_can_be_closed(device: Any, sim: Any) -> None:
     sim.lose(0, 0x70000001)
     thread.join(10)
     assert isinstance(waiting[0], DeviceLostError)
-    for call in (
+    calls: list[Callable[[], object]] = [
         lambda: device.memory.allocate(1),
         lambda: device.memory.export(block.ptr, 8),
         lambda: device.transfer.query_marker(marker),
         lambda: device.transfer.record(marker, stream),
         lambda: device.transfer.synchronize_stream(stream),
-    ):
+    ]
+    for call in calls:
         with pytest.raises(DeviceLostError) as caught:
             call()
         assert caught.value.remedy
