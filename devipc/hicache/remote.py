@@ -29,15 +29,16 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from devipc.channel import Channel, Message
-from devipc.channel.datagram import close_all
+from devipc.channel.datagram import close_all, no_descriptors
 from devipc.channel.hello import decode_error
 from devipc.channel.link import Link, PeerState
 from devipc.channel.listener import remove_leftovers
 from devipc.channel.seqpacket import channel_pair
 from devipc.deadline import deadline_after, remaining
-from devipc.errors import ClosedError, DeviceLostError, DevIPCError, DriverError, PeerGone
+from devipc.errors import ClosedError, CompletionTimeout, DeviceLostError, DevIPCError, DriverError, PeerGone
 from devipc.hicache import jobs as j
 from devipc.hicache.child import Child, EngineSpawn, meaning
 from devipc.hicache.planner import Direction
@@ -219,21 +220,26 @@ class EngineProcess:
         PeerGone, CompletionTimeout
             When the process does not answer.
         """
-        kept = -1
         try:
             kept = os.dup(slots_fd)
+        except OSError as error:
+            os.close(slots_fd)
+            raise no_descriptors("dup", error) from error
+        try:
             slots = Slots.open(slots_fd)
-            slots_fd = -1
             try:
                 body = j.encode(j.OpenClient(client=client_id, uid=uid))
                 answer = self._link.call(j.EngineCall.OPEN_CLIENT, body, fds=[kept], timeout_s=timeout_s)
                 answer.close_fds()
                 opened = j.decode_call(answer.body, j.ClientOpened)
-            except BaseException:
+            except BaseException as error:
                 slots.close()
+                if isinstance(error, CompletionTimeout):  # it may come to it later, all the same
+                    with suppress(DevIPCError):
+                        self._link.notify(j.EngineCall.CLOSE_CLIENT, j.encode(j.CloseClient(client=client_id)))
                 raise
         finally:
-            close_all(fd for fd in (kept,) if fd >= 0)
+            os.close(kept)
         client = RemoteClient(self.carrier, client_id, opened.path, slots)
         with self._lock:
             self._clients[client_id] = client
