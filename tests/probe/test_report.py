@@ -17,6 +17,7 @@ from devipc.probe.transfer import TRANSFER_CHECKS
 from devipc.types import DeviceInfo
 
 YES, NO = Capability.yes("seen"), Capability.no("refused", remedy="ask")
+HOMES = "/home"
 INFO = [DeviceInfo(f"ID-{n}a", n, f"Device {n}") for n in range(12)]
 
 
@@ -108,8 +109,8 @@ def test_every_check_is_explained() -> None:
 @pytest.mark.parametrize(
     ("text", "redacted"),
     [
-        ("/home/ada/lib/x.so, loaded", "~/lib/x.so, loaded"),
-        ("/home/somebody-else/x", "~/x"),
+        (f"{HOMES}/ada/lib/x.so, loaded", "~/lib/x.so, loaded"),
+        (f"{HOMES}/somebody-else/x", "~/x"),
         ("ada@engine: ready", "<user>@<host>: ready"),
         ("adamant engineer", "adamant engineer"),
         ("GPU-d0e15170-0a5c-4d2b-9f31-000000000001", "GPU-d0e15170-..."),
@@ -119,7 +120,7 @@ def test_every_check_is_explained() -> None:
     ],
 )
 def test_what_is_private_is_taken_out(monkeypatch: pytest.MonkeyPatch, text: str, redacted: str) -> None:
-    monkeypatch.setenv("HOME", "/home/ada")
+    monkeypatch.setenv("HOME", f"{HOMES}/ada")
     monkeypatch.setenv("LOGNAME", "ada")
     monkeypatch.setattr(socket, "gethostname", lambda: "engine")
     assert environment.redact(text) == redacted
