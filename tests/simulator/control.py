@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.simulator import build
+
 LIBRARY = "libcuda.so.1"
 
 
@@ -46,6 +48,14 @@ def environment(folder: Path, room: str, **switches: object) -> dict[str, str]:
     }
     result.update({f"DEVSIM_{name.upper()}": str(value) for name, value in switches.items()})
     return result
+
+
+def _mapped() -> str:
+    """Path of the simulated driver that is mapped into this process, empty for none; the first of several."""
+    names = tuple(f"/{Path(library).name}" for library in build.LIBRARIES.values())
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        paths = (line.split(maxsplit=5)[5].strip() for line in maps if "/simulator/" in line and ".so" in line)
+        return next((path for path in paths if path.endswith(names)), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +104,17 @@ class Simulator:
             function.argtypes = arguments
 
     @classmethod
-    def loaded(cls, name: str = LIBRARY) -> Simulator:
+    def loaded(cls, name: str = "") -> Simulator:
         """The simulator behind ``name`` in this process, loading it if need be.
+
+        Without a name the one that is there already, else that of CUDA.
 
         Raises
         ------
         SimulatorError
             The library found under that name is a real driver.
         """
+        name = name or _mapped() or LIBRARY
         library = ctypes.CDLL(name)
         if not hasattr(library, "devsim_live"):
             raise SimulatorError(f"{name} is not the simulated driver")
