@@ -58,9 +58,7 @@ def measure_footprint(
                 found.append({**row, "device_nbytes": before - _free(device)})
         for row in found[1:]:
             row["rss_over_control_nbytes"] = row["VmRSS_nbytes"] - found[0]["VmRSS_nbytes"]
-            shared = (
-                row["RssShmem_nbytes"] - found[0]["RssShmem_nbytes"]
-            )
+            shared = row["RssShmem_nbytes"] - found[0]["RssShmem_nbytes"]
             row["own_rss_over_control_nbytes"] = row["rss_over_control_nbytes"] - shared
             row["device_over_control_nbytes"] = row["device_nbytes"] - found[0]["device_nbytes"]
         found.append(_calls(device, pool))

@@ -235,7 +235,7 @@ def interference(
 @command.command()
 @_common
 @click.option("--tier-mib", default=1024, show_default=True, help="Host memory of the tier.")
-@click.option("--rows", default=4096, show_default=True, help="Tokens in the pool.")
+@click.option("--rows", default=4096, show_default=True, type=click.IntRange(2048), help="Tokens in the pool.")
 @_some("--allocation", ("one", "layers", "classic"), "one", "Allocations of the pool, one of")
 def footprint(
     *,

@@ -14,6 +14,7 @@ from . import evidence
 
 KEPT = (
     "smoke",
+    "submission",
     "death",
     "pending_wait",
     "namespaces",

@@ -8,7 +8,7 @@ out=${OUT:-$root/build/h200}
 mkdir -p "$out"
 cd "$root" || exit 1
 export DEVIPC_TRIAL_CACHE= PYTHONUNBUFFERED=1
-wanted=" ${*:-smoke pending_wait sticky namespaces torch_session death conformance demo handover sessions tensors} "
+wanted=" ${*:-smoke submission pending_wait sticky namespaces torch_session death conformance demo handover sessions tensors} "
 failed=
 step() {
     name=$1 limit=$2
@@ -29,6 +29,7 @@ demo() {
 export -f demo
 export out
 check smoke 120
+check submission 90
 check pending_wait 60
 check sticky 60
 check namespaces 150

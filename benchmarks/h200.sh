@@ -1,0 +1,40 @@
+#!/bin/bash
+# All figures of the cache on one device, in at most 500 s, from any folder; leaves one JSON file in $OUT (or
+# build/h200-bench). Installs nothing. Names limit it to some: h200.sh one classic. Each has a limit of its own.
+# Needs a GPU that nothing else uses, 24 GiB of host memory, and torch for the model beside the transfers.
+set -u
+. "$(dirname "${BASH_SOURCE[0]}")/../backends/cuda/tests/hardware/env.sh"
+raw=$(mktemp -d)
+trap 'rm -rf "$site" "$raw"' EXIT
+out=${OUT:-$root/build/h200-bench}
+mkdir -p "$out"
+cd "$root" || exit 1
+export DEVIPC_TRIAL_CACHE= PYTHONUNBUFFERED=1
+wanted=" ${*:-one layers classic geometries runs small sweep interference footprint control sync} "
+failed=
+step() {
+    name=$1 limit=$2
+    shift 2
+    case $wanted in *" $name "*) ;; *) return ;; esac
+    began=$SECONDS
+    timeout --kill-after=5 "$limit" python3 -m devipc bench "$@" --backend cuda --out "$raw/$name.json" >"$raw/$name.log" 2>&1
+    status=$?
+    echo "$name: status $status, $((SECONDS - began)) s"
+    [ $status = 0 ] || { failed="$failed $name"; tail -n 25 "$raw/$name.log"; }
+}
+# 65,600 tokens are what SGLang gives a pool of 64 Ki: rows that fill no whole blocks of 2 MiB.
+moved="--url daemon --rows 65600"
+step one 75 transfer $moved --tokens 4096 --page-tokens 64,16,1 --baselines 5
+step layers 60 transfer $moved --tokens 4096 --page-tokens 64,16,1 --allocation layers
+step classic 60 transfer $moved --tokens 4096 --page-tokens 64,16,1 --allocation classic
+step geometries 60 transfer $moved --tokens 4096 --page-tokens 64,16 --geometry tp4,mla
+step runs 60 transfer $moved --tokens 4096 --page-tokens 64,16,1 --shape runs --extent-pages 256
+step small 40 transfer $moved --tokens 256 --page-tokens 64,16 --repetitions 200
+step sweep 75 transfer $moved --tokens 256,1024,4096,16384 --page-tokens 16
+step interference 100 interference --url daemon --tokens 4096
+step footprint 60 footprint --tier-mib 4096 --rows 65600
+step control 40 control --url daemon
+step sync 40 sync
+python3 -m benchmarks.bars "$raw" --out "$out/h200.json"
+echo "failed:${failed:- none}"
+[ -z "$failed" ]
