@@ -14,7 +14,15 @@ from collections.abc import Callable
 from devipc.channel.datagram import close_all, no_descriptors
 from devipc.channel.link import Link, PeerState, Reply
 from devipc.channel.message import Message
-from devipc.errors import CapabilityError, ClosedError, CompletionTimeout, DevIPCError, HandleError, ResourceExhausted
+from devipc.errors import (
+    CapabilityError,
+    ClosedError,
+    CompletionTimeout,
+    DevIPCError,
+    HandleError,
+    ResourceExhausted,
+    UsageError,
+)
 from devipc.hicache import protocol as p
 from devipc.hicache.daemon.client import AttachedClient, Host, OperationNumbers
 from devipc.hicache.daemon.keeper import Life
@@ -23,6 +31,7 @@ from devipc.hicache.greeting import answer_hello
 from devipc.hicache.index import IndexWriter
 from devipc.hicache.remotecopies import RemoteClient
 from devipc.hicache.requests import CancelWord, CompletionFence, ReadyPoint
+from devipc.hicache.results import fresh
 from devipc.hicache.transport import Taken, Way, take_offer
 
 __all__ = ["Clients"]
@@ -107,7 +116,9 @@ class Clients:
         """Answer the greeting of a client; see :class:`~devipc.hicache.transport.LinkKind`. Blocks."""
         theirs = p.decode_hello(message.body)
         if self._host.refusal is not None:
-            raise self._host.refusal
+            raise fresh(self._host.refusal)
+        if any(client.link is link for client in self.all()):
+            raise UsageError("a client greeted on this connection already", remedy="connect once for each client")
         if Way(theirs.way) is Way.RINGS and (self._config.messages or link.peer.uid != os.geteuid()):
             # A peer can make a bell block; one of another user is not trusted that far.
             raise CapabilityError("no rings for this client", code="way", remedy="greet again with messages")

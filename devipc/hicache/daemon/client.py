@@ -145,7 +145,7 @@ class AttachedClient(Answers):
             "leaving": self._leaving.is_set(),
             "pools": self.session.pool_count,
             "open": len(self.session.open_ops()),
-            "waiting_answers": self._outbox.waiting,
+            "waiting_answers": len(self._outbox.waiting),
         }
 
     # --- Answers -----------------------------------------------------------------------------------------------------
@@ -196,8 +196,7 @@ class AttachedClient(Answers):
 
     def _run(self) -> None:
         try:
-            while not self._leaving.is_set():
-                self._serve()
+            self._serve()
         except PeerGone as error:
             self.hang_up(error)
         except DevIPCError as error:
@@ -231,19 +230,21 @@ class AttachedClient(Answers):
     # --- serving -----------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        if self._outbox.waiting and not self._outbox.flush(timeout_s=_FLUSH_S):
-            return  # it takes no answers, so nothing more is taken from it
-        try:
-            body = self._transport.take(timeout_s=_LOOK_S)
-        except CompletionTimeout:
-            return
-        frame = p.decode_request(body)
-        if isinstance(frame, p.PingFrame):
-            self._outbox.answer(frame.op, Event.COMPLETED, Answer())
-        elif isinstance(frame, p.TellFrame):
-            self.session.tell(frame.op, frame.event)
-        else:
-            self._submit(frame)
+        # Every operation of every client comes through here: names are looked up once.
+        outbox, take, decode, leaving = self._outbox, self._transport.take, p.decode_request, self._leaving.is_set
+        while not leaving():
+            if outbox.waiting and not outbox.flush(timeout_s=_FLUSH_S):
+                continue  # it takes no answers, so nothing more is taken from it
+            try:
+                frame = decode(take(timeout_s=_LOOK_S))
+            except CompletionTimeout:
+                continue
+            if isinstance(frame, p.PingFrame):
+                outbox.completed(frame.op)
+            elif isinstance(frame, p.TellFrame):
+                self.session.tell(frame.op, frame.event)
+            else:
+                self._submit(frame)
 
     def _submit(self, frame: p.RequestFrame) -> None:
         self._submitted[type(frame)] += 1

@@ -30,28 +30,39 @@ class Outbox:
     ----------
     transport : Transport
         Stays the caller's.
+
+    Attributes
+    ----------
+    waiting : deque of bytes
+        Answers that the client has not made room for. To look at, not to change.
     """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._lock = threading.Lock()
-        self._waiting: deque[bytes] = deque()
+        self.waiting: deque[bytes] = deque()
         self._over = False
-        self.answered: Counter[str] = Counter()
+        self._answered: Counter[Event] = Counter()
 
     @property
-    def waiting(self) -> int:
-        """Answers that the client has not made room for."""
-        return len(self._waiting)
+    def answered(self) -> Counter[str]:
+        """Answers given, by event."""
+        return Counter({event.value: count for event, count in self._answered.copy().items()})
 
     def answer(self, op: int, event: Event, answer: Answer) -> None:
         """Send an answer, or keep it. Never blocks, and raises nothing: whoever answers has others to look after."""
-        frame = _encoded(op, event, answer)
+        self._send(_encoded(op, event, answer), event)
+
+    def completed(self, op: int) -> None:
+        """Answer that an operation without any result is completed; as :meth:`answer`."""
+        self._send(p.pack(p.AnswerFrame(op=op, event=Event.COMPLETED)), Event.COMPLETED)
+
+    def _send(self, frame: bytes, event: Event) -> None:
         with self._lock:
-            self.answered[event.value] += 1
+            self._answered[event] += 1
             if self._over:
                 return
-            if not self._waiting and len(frame) <= MAX_BODY_NBYTES:
+            if not self.waiting and len(frame) <= MAX_BODY_NBYTES:
                 try:
                     self._transport.push(frame, timeout_s=0.0)
                     return
@@ -60,7 +71,7 @@ class Outbox:
                 except DevIPCError:  # the client is gone, or broke the rules: its thread finds out by itself
                     self._over = True
                     return
-            self._waiting.append(frame)
+            self.waiting.append(frame)
 
     def flush(self, *, timeout_s: float) -> bool:
         """Send what was kept; True when all of it is out. The one thread that calls this may block for ``timeout_s``.
@@ -71,20 +82,20 @@ class Outbox:
             When the client is gone.
         """
         # What is on its way stays in the list, so that nothing overtakes it.
-        while self._waiting:
+        while self.waiting:
             try:
-                self._transport.push(self._waiting[0], timeout_s=timeout_s)
+                self._transport.push(self.waiting[0], timeout_s=timeout_s)
             except ResourceExhausted:
                 return False
             with self._lock:
-                self._waiting.popleft()
+                self.waiting.popleft()
         return True
 
     def end(self) -> None:
         """Drop what is kept, and what comes."""
         with self._lock:
             self._over = True
-            self._waiting.clear()
+            self.waiting.clear()
 
 
 def _encoded(op: int, event: Event, answer: Answer) -> bytes:

@@ -20,7 +20,7 @@ from devipc._version import __version__
 from devipc.channel.link import Link, Reply
 from devipc.channel.message import Message
 from devipc.deadline import deadline_after, remaining
-from devipc.errors import ClosedError, CompletionTimeout, DevIPCError, ResourceExhausted, StaleError
+from devipc.errors import ClosedError, CompletionTimeout, DevIPCError, PeerRefused, ResourceExhausted, StaleError
 from devipc.hicache.arena import HostArena
 from devipc.hicache.daemon.admin import default_socket
 from devipc.hicache.daemon.attaching import Clients
@@ -178,7 +178,7 @@ class Supervisor(Host):
             counted = self._past.copy()
         for client in clients:
             counted.update({("submitted", kind): count for kind, count in client.submitted.items()})
-            counted.update({("answered", event): count for event, count in client.answered.copy().items()})
+            counted.update({("answered", event): count for event, count in client.answered.items()})
         none = {**_NO_ENGINE, "tier": self._tier.status()}
         engine: dict[str, Any] = none if life is None else life.engine.status()
         lanes = {
@@ -235,6 +235,8 @@ class Supervisor(Host):
 
     def _drain(self, link: Link, message: Message) -> None:
         timeout_s = decode_leave(message.body).timeout_s
+        if link.peer.uid not in (os.geteuid(), 0):
+            raise PeerRefused(f"user {link.peer.uid} may not end this daemon", remedy="ask its owner")
         self._gate.used(link)
         self._drains_asked += 1
         self.begin_drain()

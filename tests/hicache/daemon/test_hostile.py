@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from devipc.channel.link import Link
-from devipc.errors import CapabilityError, DevIPCError, ResourceExhausted
+from devipc.errors import CapabilityError, DevIPCError, ResourceExhausted, UsageError
 from devipc.hicache import protocol as p
 from devipc.hicache.greeting import hello
 from devipc.hicache.operations import Event
@@ -237,6 +237,9 @@ def test_the_same_client_attaches_again_and_the_older_one_is_over(one: Daemon, h
         assert second.ask(p.PingFrame(op=1)).event is Event.COMPLETED
         ids = [client["client"] for client in one.status()["clients"]]
         assert ids.count(first.client.hex()) == 1
+        greeting = p.encode(hello(features=0, client=secrets.token_bytes(16), way="messages"))
+        with pytest.raises(UsageError):
+            second.link.call(LinkKind.HELLO, greeting, timeout_s=TIMEOUT_S)
         second.link.call(LinkKind.LEAVE, p.encode(p.LeaveFrame(timeout_s=1.0)), timeout_s=TIMEOUT_S)
         second.link.call(LinkKind.LEAVE, p.encode(p.LeaveFrame(timeout_s=1.0)), timeout_s=TIMEOUT_S)
     finally:

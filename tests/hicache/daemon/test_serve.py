@@ -253,10 +253,11 @@ def test_peers_that_never_ask_are_closed_and_others_are_served() -> None:
 @pytest.mark.simulator
 def test_the_supervisor_loads_no_driver() -> None:
     environment = {"DEVIPC_TRIAL_CACHE": ""} | control.environment(build.build("cuda"), control.new_room())
-    with daemon(options={"backend": "cuda"}, environment=environment) as one:
+    with daemon(options={"backend": "cuda", "write_policy": "write_back"}, environment=environment) as one:
         client = RawClient(one.path)
         try:
             assert client.welcome.backend == "cuda"
+            assert client.welcome.write_policy == "write_back"
             assert client.ask(p.StatusFrame(op=1)).event is Event.COMPLETED
             assert "libcuda" in Path(f"/proc/{one.ready['engine_pid']}/maps").read_text()
             assert "libcuda" not in Path(f"/proc/{one.process.pid}/maps").read_text()
