@@ -132,7 +132,7 @@ class Engine:
             raise
         self.restores, self.backups = lanes
         self.restores.chores = self._expire
-        tier.on_room = self.backups.wake
+        tier.on_room = self.backups.wake_for_room
 
     def _lane(self, name: str, copies: Copies, pace: Pace) -> Lane:
         return Lane(

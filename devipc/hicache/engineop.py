@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from devipc.hicache.operations import Event, Side, step, table_of
+from devipc.hicache.operations import Event, Side, step, table_of, terminal_of
 from devipc.hicache.requests import Request
 from devipc.hicache.results import Answer
 
@@ -40,7 +40,7 @@ class EngineOp:
         self.holder = (owner, request.op)
         self.began = time.monotonic()
         self._table = table_of(request.kind, Side.ENGINE)
-        self._terminal = frozenset(self._table.terminal)
+        self._terminal = terminal_of(request.kind, Side.ENGINE)
         self._tell = tell
         self._on_end = on_end
         self.state = self._table.initial

@@ -1,7 +1,9 @@
 """One direction of an engine: its copies, a thread, and the operations that wait for either.
 
 Owns the order in which operations are looked at and how long the thread sleeps. What an operation does next is its
-own business; all of its steps are taken on this thread. A direction that stands still keeps no other back.
+own business; all of its steps are taken here, by one thread at a time. That is the lane's own, or, where copies never
+block and tell their ends by themselves, whichever thread brings news: an operation then costs no change of threads,
+and the lane's own only looks after deadlines. A direction that stands still keeps no other back.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from devipc.hicache.pace import Pace
 __all__ = ["Lane", "Work"]
 
 _FIRST_PAUSE_S, _FLYING_PAUSE_S, _WAITING_PAUSE_S = 20e-6, 0.2e-3, 1e-3
-_DEADLINES_PAUSE_S = 10e-3
+_DEADLINES_PAUSE_S, _IDLE_PAUSE_S = 10e-3, 20e-3
 T = TypeVar("T")
 _log = logging.getLogger("devipc.hicache")
 
@@ -44,7 +46,7 @@ class Work(Protocol):
 
 
 class Lane:
-    """See the module. All methods may be called from any thread; what is posted runs on the lane's own.
+    """See the module. All methods may be called from any thread.
 
     Parameters
     ----------
@@ -65,7 +67,7 @@ class Lane:
     Attributes
     ----------
     chores : callable
-        Called now and then on the lane's thread; returns when it wants to be called again at the latest, or None.
+        Called now and then, as operations are; returns when it wants to be called again at the latest, or None.
     """
 
     def __init__(
@@ -81,18 +83,21 @@ class Lane:
     ) -> None:
         self.copies = copies
         self._pace = pace
-        copies.wake = self.wake
+        self._inline = copies.wakes
+        copies.wake = self._nudge if self._inline else self.wake
         self.lose = lose
         self.blocked = False  # an operation waits for room: those behind it must not overtake
         self.moved_nbytes = 0
         self._lost = lost
         self.chores: Callable[[], float | None] = lambda: None
+        self._due: float | None = None
         self._max_flying, self._max_flying_nbytes = max_flying, max_flying_nbytes
         self._flying, self._flying_nbytes = 0, 0
         self._changed = threading.Condition()
         self._inbox: list[Callable[[], None]] = []
         self._work: list[Work] = []
         self._woken = False
+        self._driven = False  # a thread is at it
         self._stopping = self._stopped = False
         self._thread = threading.Thread(target=self._run, name=f"devipc-hicache-{name}", daemon=True)
         try:
@@ -104,20 +109,46 @@ class Lane:
     # --- for everybody -----------------------------------------------------------------------------------------------
 
     def add(self, work: Work) -> None:
-        """Look after ``work`` until it has ended."""
+        """Look after ``work`` until it has ended. As for :meth:`post`, :meth:`drive` follows."""
         self.post(lambda: self._work.append(work))
 
     def post(self, action: Callable[[], None]) -> None:
-        """Run ``action`` on the lane's thread, in order."""
+        """Run ``action`` among the steps of operations, in order. :meth:`drive` follows, without any lock."""
         with self._changed:
             self._inbox.append(action)
-            self._changed.notify()
+            if not self._inline:
+                self._changed.notify()
 
     def wake(self) -> None:
-        """Look at everything again now."""
+        """Look at everything again now, on another thread than this."""
         with self._changed:
             self._woken = True
-            self._changed.notify()
+            if not self._driven:
+                self._changed.notify()
+
+    def wake_for_room(self) -> None:
+        """Look again at those who wait for room, if anybody may."""
+        if self._work:
+            self.wake()
+
+    def drive(self) -> None:
+        """Do what was posted, on this thread if copies never block; if another thread is at it, it goes on to this.
+
+        To be called without any lock: operations of any client may take their steps here.
+        """
+        while self._inline:
+            with self._changed:
+                if self._driven or self._stopped or not (self._inbox or self._woken):
+                    return
+                inbox = self._begin()
+            self._pass(inbox)
+            with self._changed:
+                self._driven = False
+
+    def _nudge(self) -> None:
+        with self._changed:
+            self._woken = True
+        self.drive()
 
     @property
     def flying(self) -> int:
@@ -145,7 +176,7 @@ class Lane:
         self.copies.close()
         return True
 
-    # --- for the operations, on the lane's thread --------------------------------------------------------------------
+    # --- for the operations, among their steps -----------------------------------------------------------------------
 
     def takes(self, nbytes: int) -> bool:
         """Return True when so many bytes may be moved now; an operation alone may be of any size."""
@@ -171,29 +202,41 @@ class Lane:
 
     def _run(self) -> None:
         pause = _FIRST_PAUSE_S
-        due: float | None = None
         while True:
             with self._changed:
-                if not (self._inbox or self._woken or (self._stopping and not self._work)):
-                    self._changed.wait(self._sleep_s(pause, due))
-                inbox, self._inbox = self._inbox, []
-                moved, self._woken = bool(inbox) or self._woken, False
-            for action in inbox:
-                self._guarded(action, None)
-            moved |= self._advance_all()
-            due = self._guarded(self.chores, None)
+                if self._driven or not (self._inbox or self._woken or (self._stopping and not self._work)):
+                    self._changed.wait(self._sleep_s(pause))
+                if self._driven:
+                    continue
+                woken, inbox = self._woken, self._begin()
+            moved = self._pass(inbox) or woken
             pause = _FIRST_PAUSE_S if moved else min(2 * pause, 1.0)
             with self._changed:
+                self._driven = False
                 if self._stopping and not self._work and not self._inbox:
                     return
 
-    def _sleep_s(self, pause: float, due: float | None) -> float | None:
+    def _begin(self) -> list[Callable[[], None]]:
+        """Begin to drive, with the lock; return what was posted."""
+        inbox, self._inbox = self._inbox, []
+        self._driven, self._woken = True, False
+        return inbox
+
+    def _pass(self, inbox: list[Callable[[], None]]) -> bool:
+        """Let everything take its steps; True when anything did."""
+        for action in inbox:
+            self._guarded(action, None)
+        moved = self._advance_all()
+        self._due = self._guarded(self.chores, None)
+        return moved or bool(inbox)
+
+    def _sleep_s(self, pause: float) -> float | None:
         """How long to sleep when nobody wakes us: devices wake nobody, so we look."""
-        if self._work and self.copies.wakes:
-            return _DEADLINES_PAUSE_S
+        if self._inline:
+            return _DEADLINES_PAUSE_S if self._work else _IDLE_PAUSE_S
         if self._work:
             return min(pause, _FLYING_PAUSE_S if self._flying else _WAITING_PAUSE_S)
-        return None if due is None else max(0.0, due - time.monotonic())
+        return None if self._due is None else max(0.0, self._due - time.monotonic())
 
     def _advance_all(self) -> bool:
         moved, self.blocked = False, False

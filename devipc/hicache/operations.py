@@ -15,11 +15,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from devipc.errors import ProtocolError, UsageError
 from devipc.hicache import tables
 
-__all__ = ["TABLES", "Event", "Kind", "Side", "Status", "Table", "diagram", "step", "table_of"]
+__all__ = ["TABLES", "Event", "Kind", "Side", "Status", "Table", "diagram", "step", "table_of", "terminal_of"]
 
 
 class Kind(enum.StrEnum):
@@ -167,6 +168,12 @@ class Table:
     def events(self, state: str) -> tuple[Event, ...]:
         """Return what is allowed in ``state``."""
         return tuple(event for source, event in self.transitions if source == state)
+
+
+@cache
+def terminal_of(kind: Kind, side: Side) -> frozenset[str]:
+    """Return the terminal states of ``kind`` on ``side``; they are computed once."""
+    return frozenset(table_of(kind, side).terminal)
 
 
 def step(table: Table, state: str, event: Event) -> Transition:

@@ -126,8 +126,8 @@ def page_runs(pages: AnyIntegers) -> tuple[npt.NDArray[np.int64], npt.NDArray[np
     if not len(ids):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     breaks = np.flatnonzero(ids[1:] != ids[:-1] + _ONE)
-    starts = np.concatenate((np.zeros(1, np.int64), breaks + 1))
-    return starts, np.diff(starts, append=len(ids))
+    edges = np.concatenate(((0,), breaks + 1, (len(ids),)))
+    return edges[:-1], edges[1:] - edges[:-1]
 
 
 def _unsigned(what: str, values: AnyIntegers) -> U64:

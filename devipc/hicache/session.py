@@ -15,6 +15,7 @@ import numpy as np
 from devipc.errors import CapabilityError, ClosedError, DevIPCError, ResourceExhausted, StaleError, UsageError
 from devipc.hicache.copies import OpenedPool
 from devipc.hicache.engineop import EngineOp
+from devipc.hicache.lane import Lane
 from devipc.hicache.operations import Event, Kind
 from devipc.hicache.pools import Pool
 from devipc.hicache.requests import (
@@ -112,19 +113,25 @@ class Session:
                     f"operation {request.op} after {self._last_op}", code="duplicate", remedy="count operations up"
                 )
             self._last_op = request.op
-            if isinstance(request, Backup | Restore):
-                self._submit_transfer(request)
+            if not isinstance(request, Backup | Restore):
+                self._submit_short(request)
                 return
-            operation = _ShortOp(request, self.owner, self.answers.answer, self._ended)
-            self._ops[request.op] = operation
-            try:
-                self._refuse_when_over(request)
-                self._short[type(request)](operation, request)
-            except DevIPCError as error:
-                operation.say(Event.REFUSE, Answer(error=error))
+            lane = self._submit_transfer(request)
+        if lane is not None:
+            lane.drive()
 
-    def _submit_transfer(self, request: Backup | Restore) -> None:
-        """Admit it, with the lock: until its lane has it, nobody else may take a step of it."""
+    def _submit_short(self, request: Request) -> None:
+        """Do it, with the lock."""
+        operation = _ShortOp(request, self.owner, self.answers.answer, self._ended)
+        self._ops[request.op] = operation
+        try:
+            self._refuse_when_over(request)
+            self._short[type(request)](operation, request)
+        except DevIPCError as error:
+            operation.say(Event.REFUSE, Answer(error=error))
+
+    def _submit_transfer(self, request: Backup | Restore) -> Lane | None:
+        """Admit it, with the lock: until its lane has it, nobody else may take a step of it. Return that lane."""
         try:
             pool = self._enter(request)
         except DevIPCError as error:
@@ -132,7 +139,7 @@ class Session:
             request.fence.poison(PoisonReason.CANCELLED)
             refused = _ShortOp(request, self.owner, self.answers.answer, lambda _op: None)
             refused.say(Event.REFUSE, Answer(np.full(len(request.pages), PageResult.NOT_DONE, np.uint8), error))
-            return
+            return None
         operation: BackupOp | RestoreOp
         common = (self.owner, self.answers.answer, self._ended)
         if isinstance(request, Backup):
@@ -146,8 +153,9 @@ class Session:
             operation.admit()
         except DevIPCError as error:
             operation.refuse(error)
-            return
+            return None
         lane.add(operation)
+        return lane
 
     def _enter(self, request: Backup | Restore) -> Pool:
         """Check everything that needs no host tier, and count the operation."""
@@ -332,6 +340,7 @@ class Session:
         assert isinstance(operation, BackupOp | RestoreOp)
         lane = self._engine.backups if isinstance(operation, BackupOp) else self._engine.restores
         lane.post(lambda: operation.tell_from_client(event))
+        lane.drive()
 
     def _ended(self, operation: EngineOp) -> None:
         with self._lock:

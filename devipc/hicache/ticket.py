@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from devipc.deadline import bounded, deadline_after
 from devipc.errors import CompletionTimeout, DevIPCError, UsageError
-from devipc.hicache.operations import ANSWERS, Event, Kind, Side, Status, step, table_of
+from devipc.hicache.operations import ANSWERS, Event, Kind, Side, Status, step, table_of, terminal_of
 from devipc.hicache.results import Answer, Outcome, PageResult, Results, fresh
 from devipc.hicache.waiting import Wait, Waiters, park, wake
 from devipc.interfaces.transfer import Stream
@@ -141,7 +141,7 @@ class Ticket:
         self.kind = kind
         self.fence = fence
         self._table = table_of(kind, Side.CLIENT)
-        self._terminal = frozenset(self._table.terminal)
+        self._terminal = terminal_of(kind, Side.CLIENT)
         self._state = self._table.initial
         self._tell = tell
         self._defer = defer
