@@ -288,19 +288,16 @@ class HiCacheClient:
 
     def status(self) -> dict[str, object]:
         """Return what the engine and this client do, as JSON-ready values; in degraded mode, what is missing."""
-        own: dict[str, object] = {
-            **self._link.status(),
-            "open_tickets": len(self._desk.open_tickets()),
-            "quarantined_pages": self._desk.quarantined_pages,
-        }
-        if own["degraded"]:
-            return own
-        try:
-            return {**self._desk.ask(lambda op: StatusRequest(op=op)).detail, **own}
-        except DevIPCError as error:
-            if not (found := self._link.status())["degraded"]:
-                raise
-            return {**own, **found, "degraded": found["degraded"] or str(error)}
+        link, detail = self._link.status(), {}
+        if not link["degraded"]:
+            try:
+                detail = self._desk.ask(lambda op: StatusRequest(op=op)).detail
+            except DevIPCError:
+                link = self._link.status()
+                if not link["degraded"]:
+                    raise
+        own = {"open_tickets": len(self._desk.open_tickets()), "quarantined_pages": self._desk.quarantined_pages}
+        return {**detail, **link, **own}
 
     def ping(self, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
         """Block until whoever takes requests has answered. Raises what the ticket of any operation raises."""

@@ -10,6 +10,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from devipc.channel.link import Link, PeerState
 from devipc.completion import Fence
@@ -82,6 +83,7 @@ class Attachment(Numbers):
         self._over: DevIPCError | None = None
         self._closed = False
         self._untold: deque[bytes] = deque()
+        self._reasons: dict[int, DevIPCError] = {}  # of ready points that failed here
         self._own: dict[int, Callable[[Event, Answer], None]] = {}
 
     def start(
@@ -134,7 +136,8 @@ class Attachment(Numbers):
             if point.owner is not self._points:  # of an attachment that is over: what the stream has now is behind it
                 point = self._points.mark(point.stream)
             return True if point.reached() else p.Point(fence=point.number, n=point.n)
-        self._forwarder.watch(self._slots, slot, point)
+        op = self._slots.op(slot)
+        self._forwarder.watch(self._slots, slot, point, lambda error: self._reasons.update({op: error}))
         return False
 
     def mark(self, stream: Stream) -> StreamPoint:
@@ -247,6 +250,7 @@ class Attachment(Numbers):
     def ended(self, op: int) -> None:
         """Note that an operation has its status on this side; those of other attachments are passed over."""
         slot = self.ops.pop(op, _NO_SLOT)
+        self._reasons.pop(op, None)
         if slot != _NO_SLOT:
             self._forwarder.forget(self._slots, slot)
             self._table.leave(slot)
@@ -257,7 +261,10 @@ class Attachment(Numbers):
             own(frame.event, answer_of(frame, who="the cache daemon"))
             return
         plain = frame.results is None and frame.error is None and frame.detail is None
-        self._answer(frame.op, frame.event, _NOTHING if plain else answer_of(frame, who="the cache daemon"))
+        answer = _NOTHING if plain else answer_of(frame, who="the cache daemon")
+        if self._reasons and frame.event is Event.DISCARDED and (reason := self._reasons.get(frame.op)) is not None:
+            answer = replace(answer, error=reason)
+        self._answer(frame.op, frame.event, answer)
         if self._untold:
             self._tell_rest()
 

@@ -11,13 +11,22 @@ import numpy as np
 import numpy.typing as npt
 
 from devipc.completion import Fence
-from devipc.errors import BoundsError, UsageError
+from devipc.errors import BoundsError, DevIPCError, UsageError
 from devipc.hicache.keys import KEY_NBYTES
 from devipc.hicache.layout import Advice, PoolLayout
 from devipc.hicache.requests import Keys, PageIds, ReadyPoint
 from devipc.interfaces.memory import DeviceMemoryIPC
 
-__all__ = ["UNFENCED", "FencePoint", "PoolHandle", "check_exports", "check_keys", "check_pages", "check_ready"]
+__all__ = [
+    "UNFENCED",
+    "FencePoint",
+    "PoolHandle",
+    "check_exports",
+    "check_keys",
+    "check_pages",
+    "check_ready",
+    "ready_failure",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +102,17 @@ def check_ready(point: ReadyPoint) -> ReadyPoint:
             f"{point!r} is no ready point", code="ready_point", remedy="pass a stream, a FencePoint, or UNFENCED"
         )
     return point
+
+
+def ready_failure(error: BaseException) -> DevIPCError:
+    """Return the error of an operation whose ready point raised ``error``, instead of an answer."""
+    if isinstance(error, DevIPCError):
+        return error
+    return DevIPCError(
+        f"the ready point failed: {type(error).__name__}: {error}",
+        code="ready_point",
+        remedy="pass a stream, or a point that answers True or False",
+    )
 
 
 def check_exports(memory: DeviceMemoryIPC | None, exports: tuple[tuple[int, int], ...]) -> None:

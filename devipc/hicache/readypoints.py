@@ -7,7 +7,6 @@ knows neither the engine nor what waits for a point.
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from collections import OrderedDict
@@ -16,6 +15,7 @@ from collections.abc import Callable
 from devipc.completion import ProducerFence
 from devipc.deadline import no_thread
 from devipc.errors import DevIPCError, UsageError
+from devipc.hicache.handles import ready_failure
 from devipc.hicache.requests import ReadyPoint
 from devipc.hicache.slots import Readiness, Slots
 from devipc.interfaces.transfer import Stream
@@ -25,7 +25,6 @@ __all__ = ["Forwarder", "StreamPoint", "StreamPoints"]
 _MAX_STREAMS = 64
 _LOOK_S = 0.5e-3
 _IDLE_S = 5.0
-_log = logging.getLogger("devipc.hicache")
 
 
 class StreamPoint:
@@ -110,19 +109,21 @@ class Forwarder:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._waiting: dict[tuple[Slots, int], ReadyPoint] = {}
+        self._waiting: dict[tuple[Slots, int], tuple[ReadyPoint, Callable[[DevIPCError], None]]] = {}
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def watch(self, slots: Slots, slot: int, point: ReadyPoint) -> None:
+    def watch(self, slots: Slots, slot: int, point: ReadyPoint, failed: Callable[[DevIPCError], None]) -> None:
         """Look at ``point`` until it is reached, or :meth:`forget`; once at once, on this thread.
+
+        ``failed`` is called with the reason when it never will be, before the word says so.
 
         Raises
         ------
         ResourceExhausted
             When no thread is to be had.
         """
-        readiness = _ask(point)
+        readiness = _ask(point, failed)
         if readiness is not Readiness.NOT_YET:
             slots.say_ready(slot, readiness)
             return
@@ -134,7 +135,7 @@ class Forwarder:
                 except RuntimeError as error:
                     raise no_thread("look at ready points", error) from error
                 self._thread = thread
-            self._waiting[slots, slot] = point
+            self._waiting[slots, slot] = point, failed
             self._changed.notify()
 
     def forget(self, slots: Slots, slot: int) -> None:
@@ -152,10 +153,10 @@ class Forwarder:
                 if self._closed:
                     return
                 waiting = list(self._waiting.items())
-            for key, point in waiting:
-                readiness = _ask(point)
+            for key, entry in waiting:
+                readiness = _ask(*entry)
                 with self._changed:
-                    if readiness is not Readiness.NOT_YET and self._waiting.get(key) is point:
+                    if readiness is not Readiness.NOT_YET and self._waiting.get(key) is entry:
                         del self._waiting[key]
                         with contextlib.suppress(DevIPCError):  # closed meanwhile
                             key[0].say_ready(key[1], readiness)
@@ -172,9 +173,9 @@ class Forwarder:
             thread.join(1.0)
 
 
-def _ask(point: ReadyPoint) -> Readiness:
+def _ask(point: ReadyPoint, failed: Callable[[DevIPCError], None]) -> Readiness:
     try:
         return Readiness.REACHED if point.reached() else Readiness.NOT_YET
     except Exception as error:  # poisoned, closed under us, or a caller's own trouble: it will never be reached
-        _log.warning("a ready point will never be reached: %s", error)
+        failed(ready_failure(error))
         return Readiness.NEVER

@@ -199,8 +199,15 @@ _LOOKUP_CLIENT = """
 submitted: refused -> refused
 submitted: completed -> completed
 submitted: leased -> leased
+submitted: use_lease -> ending
+submitted: release_lease -> ending
 submitted: give_up -> cancelled / cancel
 submitted: engine_dying -> lost
+ending: refused -> refused
+ending: completed -> completed
+ending: leased -> completed / release
+ending: give_up -> cancelled / cancel
+ending: engine_dying -> lost
 leased: use_lease -> completed / use
 leased: release_lease -> completed / release
 leased: expired -> expired

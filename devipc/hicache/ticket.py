@@ -347,13 +347,18 @@ class Ticket:
         with self._lock:
             if self._state in self._terminal or self._state == "quarantined" or event not in ANSWERS:
                 return
-            _, hooks = self._step(event)
+            tells, hooks = self._step(event)
+            if tells is not None and self._outbox is not None:
+                self._outbox.append(tells)
+                tells = None
             self._told[event] = answer
             if answer.results is not None:
                 self._results = answer.results
             self._error = answer.error or self._error
             self._detail = answer.detail or self._detail
             wake(self._waiters)  # last: whoever looks finds all of it
+        if tells is not None:
+            self._tell(self.op, tells)
         _run(hooks)
 
     def _step(self, event: Event) -> tuple[Event | None, list[Callable[[], None]]]:

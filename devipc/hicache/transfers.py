@@ -15,6 +15,7 @@ import numpy.typing as npt
 from devipc.errors import CompletionTimeout, DeviceLostError, DevIPCError, ResourceExhausted
 from devipc.hicache.copies import Job
 from devipc.hicache.engineop import EngineOp, Tell
+from devipc.hicache.handles import ready_failure
 from devipc.hicache.hosttier import HostTier
 from devipc.hicache.lane import Lane
 from devipc.hicache.operations import Event, Status
@@ -127,7 +128,7 @@ class _TransferOp(EngineOp, ABC):
             self._lane.lose(error)
             return
         except BaseException as error:  # poisoned, closed under us, or a caller's own trouble: it will never be reached
-            self.error = error if isinstance(error, DevIPCError) else _own_trouble(error)
+            self.error = ready_failure(error)
             self.step(Event.FENCE_POISONED)
             return
         if self._lane.blocked:
@@ -206,14 +207,6 @@ class _TransferOp(EngineOp, ABC):
             self.fence.settle()
         else:
             self.fence.poison(_POISON.get(Status(self.state), PoisonReason.CANCELLED))
-
-
-def _own_trouble(error: BaseException) -> DevIPCError:
-    return DevIPCError(
-        f"the ready point failed: {type(error).__name__}: {error}",
-        code="ready_point",
-        remedy="pass a stream, or a point that answers True or False",
-    )
 
 
 class BackupOp(_TransferOp):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 import pytest
 
@@ -19,11 +19,24 @@ from tests.hicache.world import TIMEOUT_S, Client, PoolMemory, World
 
 Scenario = Callable[[Device], None]
 SCENARIOS: dict[str, Scenario] = {}
+ELSEWHERE: list[str] = []
+"""Those that any deployment can run."""
 
 
-def scenario(function: Scenario) -> Scenario:
-    SCENARIOS[function.__name__] = function
-    return function
+@overload
+def scenario(function: Scenario, /) -> Scenario: ...
+@overload
+def scenario(*, only: str) -> Callable[[Scenario], Scenario]: ...
+def scenario(function: Scenario | None = None, /, *, only: str = "") -> Any:
+    """Register a scenario; ``only`` names the one deployment that it is about."""
+
+    def register(function: Scenario) -> Scenario:
+        SCENARIOS[function.__name__] = function
+        if not only:
+            ELSEWHERE.append(function.__name__)
+        return function
+
+    return register if function is None else register(function)
 
 
 def done(ticket: Any) -> list[PageResult]:

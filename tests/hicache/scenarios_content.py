@@ -14,11 +14,10 @@ from devipc.errors import (
 )
 from devipc.hicache.api import UNFENCED
 from devipc.hicache.operations import Event, Status
-from devipc.hicache.planner import Direction
 from devipc.hicache.results import PageResult
 from devipc.interfaces.backend import Device
 from tests.hicache.scenario import done, refused, scenario
-from tests.hicache.world import TIMEOUT_S, World, until, world
+from tests.hicache.world import TIMEOUT_S, until, world
 
 
 @scenario
@@ -162,6 +161,7 @@ def a_backup_waits_for_the_writer_and_a_restore_for_the_reader(device: Device) -
             it.transfer.copy(writer, ptr + target, last, 1)
             ticket = client.backup(handle, [9], fresh, ready=writer)
             later = client.restore(handle, keys, [10, 11, 12, 13], ready=writer)
+            client.ping()
             assert ticket.status is None
             assert later.state == "admitted"
             assert np.array_equal(memory.load(), old)
@@ -295,19 +295,19 @@ def flat_under_many_operations(device: Device) -> None:
                 done(client.restore(handle, keys, [5, 6, 7, 8], ready=stream, lease=lease))
                 client.invalidate(handle, keys)
                 client.tickets.clear()
-                client.link.record.told.clear()
-                client.link.record.engine_ends.clear()
-                client.link.record.client_ends.clear()
+                client.record.told.clear()
+                client.record.engine_ends.clear()
+                client.record.client_ends.clear()
 
         some(200)
-        markers = [len(pool._all) for pool in _marker_pools(it)]
+        markers = it.deployment.markers_made()
         fds, peak = len(os.listdir("/proc/self/fd")), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         some(600)
         assert len(os.listdir("/proc/self/fd")) == fds
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 4096
-        assert [len(pool._all) for pool in _marker_pools(it)] == markers
+        assert it.deployment.markers_made() == markers
         assert client.status()["open_tickets"] == 0
-        assert len(it.engine.restores._work) == len(it.engine.backups._work) == 0
+        until(lambda: len(it.engine.restores._work) == len(it.engine.backups._work) == 0)
 
 
 @scenario
@@ -331,7 +331,3 @@ def two_page_sizes_share_the_tier(device: Device) -> None:
         it.tier.audit()
         status: Any = it.tier.status()
         assert status["evicted"] > 100
-
-
-def _marker_pools(it: World) -> list[Any]:
-    return [it.local.markers, *(it.local.carrier.copies(direction).markers for direction in Direction)]

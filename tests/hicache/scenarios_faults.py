@@ -20,22 +20,19 @@ from devipc.errors import (
 )
 from devipc.hicache.api import UNFENCED
 from devipc.hicache.builders import BuiltPool
-from devipc.hicache.engine import EngineConfig
 from devipc.hicache.layout import Component, Plane, PoolChunk, PoolLayout, Rule
-from devipc.hicache.local import LocalEngine
 from devipc.hicache.operations import Event, Status
 from devipc.hicache.results import PageResult
 from devipc.interfaces.backend import Device
-from tests.hicache.faulty import Failing, FaultyDevice
+from tests.hicache.deployment import INPROC, chosen
 from tests.hicache.scenario import done, filled, refused, scenario
-from tests.hicache.world import TIMEOUT_S, Gate, PoolMemory, until, world
+from tests.hicache.world import TIMEOUT_S, Gate, PoolMemory, World, until, world
 
 
 @scenario
 def a_page_is_a_bundle_of_all_components(device: Device) -> None:
     """KV and its side data come back together or not at all, whichever copy fails."""
-    faulty: Any = FaultyDevice(device)
-    with world(faulty) as it:
+    with world(device) as it:
         kv, side = it.memory.allocate(64 * 64), it.memory.allocate(64 * 16)
         parts = (
             Component("kv", Rule.FULL_ATTENTION, 2, 2, (Plane(0, 0, 0, 24, 32, 64),)),
@@ -51,18 +48,18 @@ def a_page_is_a_bundle_of_all_components(device: Device) -> None:
         keys = it.keys(handle, 4)
         memory.fill([1, 2, 3, 4], keys)
         for failing in (1, 2):
-            faulty.transfer.fault = Failing(failing, more=50)
+            it.deployment.refuse_copies(failing, 50)
             outcome = client.backup(handle, [1, 2, 3, 4], keys, ready=UNFENCED).wait(TIMEOUT_S)
-            faulty.transfer.fault = lambda _name: None
+            it.deployment.refuse_copies(1, 0)
             assert outcome.status is Status.FAILED
             assert outcome.count(PageResult.FAILED) == 4
             assert client.match(handle, keys) == 0
         assert set(done(client.backup(handle, [1, 2, 3, 4], keys, ready=UNFENCED))) == {PageResult.STORED}
         memory.poison(range(64))
-        faulty.transfer.fault = Failing(2, more=50)
+        it.deployment.refuse_copies(2, 50)
         restore = client.restore(handle, keys, [10, 20, 30, 40], ready=UNFENCED)
         outcome = restore.wait(TIMEOUT_S)
-        faulty.transfer.fault = lambda _name: None
+        it.deployment.refuse_copies(1, 0)
         assert outcome.status is Status.FAILED
         assert outcome.count(PageResult.FAILED) == 4
         done(client.restore(handle, keys, [10, 20, 30, 40], ready=UNFENCED))
@@ -106,8 +103,9 @@ def leaving_with_a_copy_that_hangs_is_refused_until_it_ends(device: Device) -> N
         it.stall(lane)
         ticket = client.backup(handle, [1], it.keys(handle, 1), ready=UNFENCED)
         until(lambda: lane.flying == 1)
-        for close in (lambda: client.close(timeout_s=0.1), lambda: it.local.close(0.1)):
-            refused(close, CompletionTimeout, "stalled_stream")
+        refused(lambda: client.close(timeout_s=0.1), CompletionTimeout, "stalled_stream")
+        if chosen() == INPROC:
+            refused(lambda: it.local.close(0.1), CompletionTimeout, "stalled_stream")
         assert ticket.status is Status.CANCELLED
         it.resume(lane)
         client.close(timeout_s=TIMEOUT_S)
@@ -115,9 +113,7 @@ def leaving_with_a_copy_that_hangs_is_refused_until_it_ends(device: Device) -> N
 
 @scenario
 def what_cannot_be_pinned_goes_through_a_small_buffer(device: Device) -> None:
-    faulty: Any = FaultyDevice(device)
-    faulty.transfer.pin_nbytes = 3 * 2**20
-    with world(faulty, bounce_nbytes=2**16) as it:
+    with world(device, bounce_nbytes=2**16, pin_nbytes=3 * 2**20) as it:
         status: Any = it.engine.status()
         assert status["pinned"] is False
         assert "cannot be pinned" in status["unpinned_reason"]
@@ -139,8 +135,7 @@ def what_cannot_be_pinned_goes_through_a_small_buffer(device: Device) -> None:
             memory.check(targets, keys)
         big = it.attention_pool(pages=3, row=2000, page_tokens=8)
         refused(lambda: it.register(client, big), UsageError, "bounce")
-    settings = EngineConfig(tier_nbytes=2**22, pin_required=True)
-    refused(lambda: LocalEngine(faulty, settings), ResourceExhausted, "host_memory")
+    refused(lambda: World(device, pin_nbytes=3 * 2**20, pin_required=True), ResourceExhausted, "host_memory")
 
 
 @scenario
@@ -189,7 +184,7 @@ def cancels_and_deadlines_race_with_completion(device: Device) -> None:
         memory.check(range(1, 65), np.concatenate(everything))
 
 
-@scenario
+@scenario(only=INPROC)  # elsewhere a defect ends the engine's process, as a kill does
 def a_defect_ends_the_engine_and_leaves_nobody_waiting(device: Device) -> None:
     with world(device) as it:
         memory, client = it.attention_pool(), it.client()
@@ -231,14 +226,16 @@ def a_cancel_word_is_read_before_anything_is_published(device: Device) -> None:
         word.set()
         memory.poison([1])
         it.resume(lane)
-        until(lambda: client.link.record.engine_ends[ticket.op] == 1)
-        assert Event.VISIBLE not in client.link.record.told[ticket.op]
+        until(lambda: client.record.engine_ends[ticket.op] == 1)
+        client.ping()
+        assert Event.SOURCE_RELEASED in client.record.told[ticket.op]
+        assert Event.VISIBLE not in client.record.told[ticket.op]
         assert client.match(handle, keys) == 0
         assert ticket.cancel()
         assert ticket.status is Status.CANCELLED
 
 
-@scenario
+@scenario(only=INPROC)
 def a_defect_leaves_pages_to_their_copies_until_these_are_over(device: Device) -> None:
     """An engine that ends while copies run gives no page back that one of them may still write to."""
     with world(device) as it:

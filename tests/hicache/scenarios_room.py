@@ -67,6 +67,7 @@ def reservations_are_all_or_nothing(device: Device) -> None:
         it.resume(lane)
         assert {result for ticket in tickets for result in done(ticket)} == {PageResult.STORED}
         never = client.backup(handle, range(1, 6), it.keys(handle, 5, seed=99), ready=UNFENCED)
+        client.ping()
         error = never.wait(0).error
         assert isinstance(error, ResourceExhausted)
         assert error.code == "too_large"
@@ -103,12 +104,15 @@ def leases_end_with_their_owner(device: Device) -> None:
         keys = filled(it, client, memory, handle, 4)
         leases = [client.lookup(handle, keys) for _ in range(3)]
         mine = other.lookup(foreign, keys[:2])
+        for one in (client, other):
+            one.ping()
         status: Any = it.tier.status()
         assert status["holds"] == 4
         assert client.release(leases[0])
         assert not client.release(leases[0])
         assert leases[0].status is Status.COMPLETED
-        client.link.session.dying()  # what whoever watches processes calls
+        client.ping()
+        client.session.dying()  # what whoever watches processes calls
         status = it.tier.status()
         assert status["holds"] == 1
         assert mine.state == "leased"
@@ -127,6 +131,7 @@ def an_expired_lease_is_no_miss(device: Device) -> None:
         handle = it.register(client, memory)
         keys = filled(it, client, memory, handle, 4)
         lease = client.lookup(handle, keys, lease_s=0.05)
+        assert lease.reached(Event.LEASED, TIMEOUT_S)
         assert lease.hit.all()
         assert lease.wait(TIMEOUT_S).status is Status.EXPIRED
         assert lease.hit.all()

@@ -17,7 +17,7 @@ from devipc.errors import (
 )
 from devipc.hicache.api import UNFENCED
 from devipc.hicache.layout import PoolLayout
-from devipc.hicache.operations import Status
+from devipc.hicache.operations import Event, Status
 from devipc.hicache.results import PageResult
 from devipc.interfaces.backend import Device
 from tests.hicache.scenario import done, refused, scenario
@@ -102,6 +102,7 @@ def a_page_belongs_to_its_restore_until_that_ends(device: Device) -> None:
         it.stall(lane)
         ticket = client.restore(handle, keys, [5, 6, 7], ready=UNFENCED)
         until(lambda: lane.flying == 1)
+        assert ticket.reached(Event.ADMITTED, TIMEOUT_S)
         assert ticket.cancel()
         assert ticket.state == "abandoned"
         assert ticket.status is None
@@ -124,6 +125,7 @@ def more_than_agreed_is_busy(device: Device) -> None:
         it.gate.stall(stream)
         it.transfer.copy(stream, memory.built.exports[0][0], memory.built.exports[0][0], 1)
         tickets = [client.backup(handle, [page], it.keys(handle, 1, seed=page), ready=stream) for page in range(1, 6)]
+        client.ping()
         assert [ticket.status for ticket in tickets] == [None] * 3 + [Status.REFUSED] * 2
         error = tickets[4].wait(0).error
         assert error is not None

@@ -158,7 +158,7 @@ it = World(load_backend("host").open_device())
 memory, client = it.attention_pool(), it.client()
 handle = it.register(client, memory)
 keys = it.keys(handle, 2)
-locks = (client._desk._numbers, client._searching, it.tier._lock, it.engine._lock, client.link.session._lock)
+locks = (client._desk._numbers, client._search._lock, it.tier._lock, it.engine._lock, client.session._lock)
 for lock in locks:
     lock.acquire()
 child = os.fork()

@@ -150,8 +150,18 @@ def client_steps(joint: Joint, table: Table) -> Iterator[tuple[Event, Joint]]:
             assert not joint.answered, f"{event} after the engine had told a status: {joint}"
             yield event, replace(joint, to_client=rest)
         else:
-            client = step(table, joint.client, event).state
-            yield event, replace(joint, to_client=rest, client=client, answered=client in STATUSES)
+            following = step(table, joint.client, event)
+            client, told = following.state, (following.tells,) if following.tells else ()
+            yield (
+                event,
+                replace(
+                    joint,
+                    to_client=rest,
+                    to_engine=joint.to_engine + told,
+                    client=client,
+                    answered=client in STATUSES and client == event.value,
+                ),
+            )
 
 
 def engine_steps(joint: Joint, table: Table) -> Iterator[tuple[Event, Joint]]:

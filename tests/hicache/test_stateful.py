@@ -181,7 +181,7 @@ class CacheMachine(RuleBasedStateMachine):
         if really:
             return
         holders = list(self.it.tier._holds)
-        self.client.link.session.dying()
+        self.client.session.dying()
         assert not self.it.tier._holds
         order = {lease.op: found for lease, found in self.leases}
         for _, op in holders:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devipc.errors import CapabilityError, ClosedError, CompletionTimeout, DevIPCError, UsageError
+from devipc.errors import ClosedError, CompletionTimeout, DevIPCError, PeerGone, UsageError
 from devipc.hicache.api import UNFENCED, FencePoint, connect
 from devipc.hicache.engine import EngineConfig
 from devipc.hicache.local import LocalEngine
@@ -235,9 +235,11 @@ def test_late_answers_change_nothing() -> None:
 def test_a_client_with_an_engine_of_its_own(device: Device) -> None:
     with connect("inproc:", device=device, config=SMALL) as client:
         assert client.status()["clients"] == 1
-        with pytest.raises(CapabilityError) as caught:
-            connect("unix:/run/cache.sock")
-        assert caught.value.code == "no_daemon"
+        with pytest.raises(PeerGone, match="hicache serve") as caught:
+            connect("unix:/nowhere/cache.sock")
+        assert caught.value.code == "no_listener"
+        with pytest.raises(UsageError):
+            connect("unix:/nowhere/cache.sock", config=SMALL)
     client.close()
     with pytest.raises(ClosedError):
         client.status()

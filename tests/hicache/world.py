@@ -16,10 +16,11 @@ import numpy as np
 
 from devipc.hicache.api import HiCacheClient, PoolHandle
 from devipc.hicache.builders import BuiltPool, TensorView, mla_token_pool, plain_pool, token_pool
-from devipc.hicache.engine import EngineConfig
+from devipc.hicache.engine import Engine
 from devipc.hicache.engineop import EngineOp
 from devipc.hicache.keys import Namespace, page_keys
-from devipc.hicache.local import LocalEngine, LocalLink
+from devipc.hicache.lane import Lane
+from devipc.hicache.local import LocalEngine
 from devipc.hicache.operations import Event, Side, table_of
 from devipc.hicache.requests import Answers
 from devipc.hicache.results import Answer
@@ -27,6 +28,7 @@ from devipc.hicache.ticket import Ticket
 from devipc.interfaces.backend import Device
 from devipc.interfaces.memory import Allocation
 from devipc.memfd import round_up
+from tests.hicache.deployment import Deployment, InProcess, deploy
 from tests.hicache.pools import POISON as POISON
 from tests.hicache.pools import SENTINEL as SENTINEL
 from tests.hicache.pools import TIMEOUT_S as TIMEOUT_S
@@ -51,6 +53,9 @@ class Record(Answers):
         self.told.setdefault(op, []).append(event)
         self._inner.answer(op, event, answer)
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
     def engine_dying(self) -> None:
         self._inner.engine_dying()
 
@@ -58,46 +63,45 @@ class Record(Answers):
         self._inner.engine_gone()
 
 
-class RecordingLink(LocalLink):
-    """A link that counts how operations end on both sides."""
-
-    def attach(self, answers: Answers) -> None:
-        self.record = Record(answers)
-        super().attach(self.record)
-        session: Any = self.session
-        ended = session._ended
-
-        def count(operation: EngineOp) -> None:
-            assert operation.state in table_of(operation.kind, Side.ENGINE).terminal
-            self.record.engine_ends[operation.op] += 1
-            ended(operation)
-
-        session._ended = count
-
-
 class Client(HiCacheClient):
-    """A client whose operations are counted."""
+    """A client whose operations are counted, on both sides."""
 
-    def __init__(self, local: LocalEngine) -> None:
-        self.link = RecordingLink(local, owned=False)
+    def __init__(self, deployment: Deployment) -> None:
+        self.link = deployment.link()
         self.tickets: list[Ticket] = []
+        attach = self.link.attach
+
+        def recorded(answers: Answers) -> None:
+            self.record = Record(answers)
+            attach(self.record)
+
+        self.link.attach = recorded
         super().__init__(self.link)
         submit = self._desk.submit
 
         def counted(*arguments: Any, **options: Any) -> Ticket:
             ticket = submit(*arguments, **options)
             self.tickets.append(ticket)
-            ticket.add_hook(lambda: self.link.record.client_ends.update([ticket.op]))
+            ticket.add_hook(lambda: self.record.client_ends.update([ticket.op]))
             return ticket
 
         self._desk.submit = counted  # type: ignore[method-assign]
+        self.session: Any = deployment.session(self.link)
+        ended = self.session._ended
+
+        def count(operation: EngineOp) -> None:
+            assert operation.state in table_of(operation.kind, Side.ENGINE).terminal
+            self.record.engine_ends[operation.op] += 1
+            ended(operation)
+
+        self.session._ended = count
 
     def check_ends(self, *, lookups: bool = False) -> None:
         """Every operation has exactly one status on either side; leases may be open unless ``lookups``."""
         for ticket in self.tickets:
             if lookups or ticket.kind.value != "lookup":
-                assert self.link.record.client_ends[ticket.op] == 1, ticket
-        assert all(count == 1 for count in self.link.record.engine_ends.values())
+                assert self.record.client_ends[ticket.op] == 1, ticket
+        assert all(count == 1 for count in self.record.engine_ends.values())
 
 
 class World:
@@ -108,7 +112,7 @@ class World:
     device : Device
         Open; stays the caller's.
     config
-        Of the engine; small sizes by default.
+        Of the engine, small sizes by default; and ``pin_nbytes``, how much of the tier can be pinned.
     """
 
     def __init__(self, device: Device, **config: Any) -> None:
@@ -119,25 +123,42 @@ class World:
         self.transfer = device.transfer
         self.gate = Gate(device)
         self.staging = Staging(device)
-        settings = {"tier_nbytes": 4 * 2**20, "slab_nbytes": 2**18, **config}
-        self.local = LocalEngine(device, EngineConfig(**settings))
-        self.engine = self.local.engine
-        self.tier = self.local.tier
+        settings: dict[str, Any] = {"tier_nbytes": 4 * 2**20, "slab_nbytes": 2**18, **config}
+        try:
+            self.deployment = deploy(device, self.gate, **settings)
+        except BaseException:
+            self.staging.close()
+            raise
+        self.tier = self.deployment.tier
         self.clients: list[Client] = []
         self.pools: list[PoolMemory] = []
         self.streams: list[Any] = []
 
+    @property
+    def engine(self) -> Engine:
+        """The tables of the engine that serves."""
+        return self.deployment.engine
+
+    @property
+    def local(self) -> LocalEngine:
+        """The engine in this process."""
+        assert isinstance(self.deployment, InProcess)
+        return self.deployment.local
+
     def client(self) -> Client:
-        made = Client(self.local)
+        made = Client(self.deployment)
         self.clients.append(made)
         return made
 
-    def stall(self, lane: Any) -> None:
+    def stall(self, lane: Lane) -> None:
         """Hold the copies of one direction back."""
-        self.gate.stall(lane.copies.stream)
+        self.deployment.stall(self._direction(lane))
 
-    def resume(self, lane: Any) -> None:
-        self.gate.resume(lane.copies.stream)
+    def resume(self, lane: Lane) -> None:
+        self.deployment.resume(self._direction(lane))
+
+    def _direction(self, lane: Lane) -> str:
+        return "backup" if lane is self.engine.backups else "restore"
 
     def stream(self) -> Any:
         made = self.transfer.create_stream()
@@ -195,13 +216,14 @@ class World:
     def close(self) -> None:
         """Let everything go; look whether every operation ended once, and nothing is held."""
         self.gate.resume_all()
+        self.deployment.resume_all()
         for client in self.clients:
             client.close(timeout_s=TIMEOUT_S)
             client.check_ends(lookups=True)
         self.tier.audit()
         status: Any = self.tier.status()
         assert status["holds"] == status["reservations"] == 0
-        self.local.close(TIMEOUT_S)
+        self.deployment.close(TIMEOUT_S)
         for pool in self.pools:
             for allocation in pool.allocations:
                 self.memory.free(allocation)
