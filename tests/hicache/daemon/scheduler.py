@@ -84,6 +84,13 @@ class Scheduler:
         self.tickets.append(ticket)
         return ticket.wait(TIMEOUT_S).status.value if wait else ""
 
+    def backup_again(self, pool: int, pages: list[int], seed: int) -> str:
+        """Back up, and say so when the cache is away."""
+        try:
+            return self.backup(pool, pages, seed)
+        except PeerGone as error:
+            return error.code
+
     def restore(self, pool: int, pages: list[int], seed: int) -> str:
         """Restore to poisoned pages, and look at every byte of them and around them."""
         keys = self._keys(pool, len(pages), seed)

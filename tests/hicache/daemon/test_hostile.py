@@ -9,6 +9,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -283,3 +284,82 @@ def _served(path: str) -> bool:
         return client.ask(p.PingFrame(op=1)).event is Event.COMPLETED
     finally:
         client.close()
+
+
+def held(pid: int) -> tuple[int, int, int]:
+    """Descriptors, threads and mappings of memory files of a process."""
+    maps = Path(f"/proc/{pid}/maps").read_text()
+    return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task")), maps.count("/memfd:")
+
+
+@pytest.mark.long
+def test_clients_that_come_and_go_leave_nothing() -> None:
+    with daemon() as one:
+        pids = (one.process.pid, one.ready["engine_pid"])
+
+        def round_trips(count: int) -> None:
+            for number in range(count):
+                client = RawClient(one.path, way=list(Way)[number % 2])
+                assert client.ask(p.PingFrame(op=1)).event is Event.COMPLETED
+                if number % 3 == 0:
+                    client.link.call(LinkKind.LEAVE, p.encode(p.LeaveFrame(timeout_s=1.0)), timeout_s=TIMEOUT_S)
+                if number % 5 == 0:
+                    client.push(b"nonsense")
+                client.close()
+            until(lambda: not one.status()["clients"])
+
+        round_trips(10)
+        before = [held(pid) for pid in pids]
+        round_trips(150)
+        until(lambda: [held(pid) for pid in pids] <= before)
+        assert one.end() == 0
+        assert "defect" not in one.said()
+
+
+@pytest.mark.long
+def test_thousands_of_changed_frames_cost_their_senders_alone() -> None:
+    rng = random.Random(3)
+    valid = [
+        p.encode(frame)
+        for frame in (
+            backup(),
+            backup(ready=p.Point(fence=1, n=1)),
+            backup(ready=False, slot=3),
+            p.LookupFrame(op=7, pool=1, generation=1, keys=bytes(64), lease_s=2.0),
+            p.RegisterPoolFrame(op=8, pool=1, generation=1, device_uuid="x", layout=bytes(40), namespace=bytes(16)),
+            p.UnregisterFrame(op=9, pool=1, generation=1),
+            p.InvalidateFrame(op=10, pool=1, generation=1, keys=bytes(32)),
+            p.StatusFrame(op=11),
+            p.TellFrame(op=5, event=Event.CANCEL),
+        )
+    ]
+    with daemon() as one:
+        honest = RawClient(one.path)
+        client: RawClient | None = None
+        ended = 0
+        for number in range(1000):
+            if client is None:
+                client = RawClient(one.path, way=list(Way)[number % 2])
+            frame = bytearray(rng.choice(valid))
+            for _ in range(rng.randint(1, 3)):
+                frame[rng.randrange(len(frame))] = rng.randrange(256)
+            try:
+                client.push(bytes(frame))
+                client.push(p.PingFrame(op=2**62))
+                while client.take().op != 2**62:
+                    pass
+            except DevIPCError:
+                client.close()
+                client = None
+                ended += 1
+        if client is not None:
+            client.close()
+        assert ended > 100
+        assert honest.ask(p.PingFrame(op=1)).event is Event.COMPLETED
+        honest.close()
+        status = one.status()
+        assert (status["engine"]["starts"], status["operations"]) == (1, {})
+        assert all(lane["moved_nbytes"] == 0 for lane in status["lanes"].values())
+        assert one.end() == 0
+        assert "defect" not in one.said()
+        print(f"{ended} connections were ended")

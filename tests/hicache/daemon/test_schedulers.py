@@ -179,3 +179,27 @@ def test_a_rate_is_kept_to() -> None:
             first.backup(pool=0, pages=pages, seed=seed)
         took = time.monotonic() - began
         assert took > 0.9  # 3 * 96 KiB, of which a burst of 20 KiB and the last one's overdraft are free
+
+
+@pytest.mark.long
+@pytest.mark.chaos
+def test_schedulers_come_back_to_a_daemon_that_was_killed_and_started_again() -> None:
+    with daemon() as one, schedulers(one.path, 2) as (first, second):
+        assert first.backup(pool=0, pages=[1, 2], seed=1) == "completed"
+        one.process.kill()
+        one.wait()
+        until(lambda: second.match(pool=0, count=2, seed=1) == 0)  # a dead daemon's pages are misses
+        again = Daemon(os.path.dirname(one.path))
+        try:
+            began = time.monotonic()
+            until(lambda: len(again.status()["clients"]) == 2)
+            print(f"back after {time.monotonic() - began:.2f} s")
+            assert time.monotonic() - began < 2.0
+            until(lambda: second.backup_again(pool=1, pages=[5, 6, 7], seed=2) == "completed")
+            assert first.restore(pool=1, pages=[8, 9, 10], seed=2) == "completed"
+            assert first.restore(pool=0, pages=[3, 4], seed=1) == "refused missing"
+            for scheduler in (first, second):
+                scheduler.end()
+            assert again.end() == 0
+        finally:
+            again.close()
