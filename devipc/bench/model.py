@@ -18,6 +18,7 @@ from devipc.registry import load_backend
 __all__ = ["KINDS", "torch_device"]
 
 KINDS = ("decode", "prefill")
+"""Bound by reading weights, and by arithmetic."""
 _LAYERS = 16
 _LINES = 16
 _SETTLE_S = 1.0

@@ -26,6 +26,7 @@ from devipc_cuda.status import error_for
 __all__ = ["Submission", "U64Array"]
 
 U64Array = npt.NDArray[np.uint64]
+"""What a column of copies is."""
 
 _UNIFIED = 4
 _POINTER = 1
