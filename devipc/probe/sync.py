@@ -16,7 +16,7 @@ from devipc.completion.roles import DATA_NBYTES, ProducerRole
 from devipc.completion.trial import RemoteRole, run_trial
 from devipc.errors import CapabilityError
 from devipc.interfaces.backend import Device
-from devipc.interfaces.sync import DeviceSyncIPC, InterprocessEvents, WordWaits
+from devipc.interfaces.sync import DeviceSyncIPC, InterprocessEvents, WordWaits, WordWrites
 from devipc.memfd import PAGE_NBYTES, create_memfd
 from devipc.probe.load import Load, loads
 from devipc.probe.memory import need_stage
@@ -55,6 +55,8 @@ def check_mechanism(device: Device, partner: Partner, mechanism: Mechanism, *, l
     CheckFailed
         When one does the wrong thing, or nothing within ``limit_s``.
     """
+    for need in {Mechanism.STREAM_MEMOP: (_writes, _waits), Mechanism.EVENT: (_need_events,)}.get(mechanism, ()):
+        need(device)  # what is absent is a "no", whatever else may be missing too
     page_fd = create_memfd("devipc-probe", PAGE_NBYTES)
     try:
         partner.ask("page.open", fds=[page_fd])
@@ -138,6 +140,13 @@ def _absent(device: Device, mechanism: Mechanism, what: str) -> CapabilityError:
     )
 
 
+def _writes(device: Device) -> WordWrites:
+    writes = _sync(device).word_writes
+    if writes is None:
+        raise _absent(device, Mechanism.STREAM_MEMOP, "word writes")
+    return writes
+
+
 def _waits(device: Device) -> WordWaits:
     waits = _sync(device).word_waits
     if waits is None:
@@ -147,11 +156,7 @@ def _waits(device: Device) -> WordWaits:
 
 def _words(device: Device, partner: Partner, page: SharedPage, limit_s: float) -> str:
     """Stores by a stream, seen by the other process's host; waits by its stream, released by device and host."""
-    writes = _sync(device).word_writes
-    if writes is None:
-        raise _absent(device, Mechanism.STREAM_MEMOP, "word writes")
-    _waits(device)
-    load = Load(device)
+    writes, load = _writes(device), Load(device)
 
     def signal(value: int) -> None:
         writes.write(load.stream, page.ptr, value)

@@ -49,8 +49,9 @@ def test_the_document_of_the_host_backend_is_the_recorded_one() -> None:
 @pytest.mark.parametrize(
     ("fault", "arguments", "code"),
     [
-        ("map_segv", ["--backend", "faulty", "--device", "0"], 1),
-        ("import_segv", [], 0),
+        pytest.param("map_segv", ["--backend", "faulty", "--device", "0"], 1, marks=pytest.mark.long),
+        pytest.param("import_segv", [], 0, marks=pytest.mark.long),
+        ("device_segv", ["--backend", "faulty", "--device", "0"], 1),
         ("import_raise", ["--backend", "faulty"], 3),
     ],
 )

@@ -90,9 +90,11 @@ def test_a_device_that_always_hangs_is_given_up(checks: Checks, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("fault", "code", "found"),
     [
-        ("", 0, {}),
+        pytest.param("", 0, {}, marks=pytest.mark.long),
         ("map_segv", 1, {"memory.memfd": "broken"}),
-        ("no_sync", 0, {"mechanism": "no", "sync.stream_memop": "no", "sync.event": "no"}),
+        pytest.param(
+            "no_sync", 0, {"mechanism": "no", "sync.stream_memop": "no", "sync.event": "no"}, marks=pytest.mark.long
+        ),
         ("device_segv", 1, {"identity": "broken"}),
     ],
 )
@@ -120,8 +122,8 @@ def test_a_missing_interface_is_one_row_and_a_reason_in_those_that_need_it(site:
     [
         ("import_segv", "broken", "crashed (signal 11)"),
         ("import_hang", "broken", "timed out after 2 s"),
-        ("import_raise", "no", "loading it raised RuntimeError: no luck"),
-        ("list_none", "no", "no driver"),
+        pytest.param("import_raise", "no", "loading it raised RuntimeError: no luck", marks=pytest.mark.long),
+        pytest.param("list_none", "no", "no driver", marks=pytest.mark.long),
     ],
 )
 def test_a_plugin_that_cannot_be_loaded_costs_its_own_row(site: Path, fault: str, verdict: str, reason: str) -> None:
