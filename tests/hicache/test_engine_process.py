@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -273,3 +275,34 @@ def test_a_stuck_driver_call_is_told_from_an_idle_engine(pair: Pair) -> None:
     until(job.poll)
     until(lambda: it.process.stuck()["process"] < 0.3)
     faults.close()
+
+
+@pytest.mark.long
+def test_a_supervisor_that_takes_no_reports_finds_a_healthy_engine_later(pair: Pair) -> None:
+    it, client = pair
+    client.begin(slot=20, op=1)
+    goes_on = threading.Event()
+    lane = it.lanes[Direction.BACKUP]
+    lane.wake = lambda: until(goes_on.is_set)
+    try:
+        points = [it.ready(None, 20) for _ in range(1500)]
+        assert not any(point.reached() for point in points)
+        until(lambda: it.process.status()["watched"] == len(points))
+        client.say_ready(slot=20, readiness=Readiness.REACHED)
+        until(lambda: it.process.stuck().get("watch", 0) > 0.1)
+        time.sleep(1.0)
+        assert it.process.stuck()["watch"] < 0.6
+    finally:
+        goes_on.set()
+        lane.wake = lambda: None
+    until(lambda: all(point.reached() for point in points))
+    there_and_back(it, client)
+
+
+def test_two_first_uses_of_a_ready_fence(pair: Pair) -> None:
+    it, client = pair
+    client.ready_fence(number=3, stalled=False)
+    points = [it.ready(Point(fence=3, n=1)) for _ in range(20)]
+    assert not any(point.reached() for point in points)
+    client.signal(number=3, n=1)
+    until(lambda: all(point.reached() for point in points))

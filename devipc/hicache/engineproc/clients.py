@@ -15,11 +15,21 @@ from dataclasses import dataclass, field
 from devipc.channel.link import PeerState
 from devipc.completion import Fence
 from devipc.deadline import deadline_after, remaining
-from devipc.errors import BoundsError, CompletionTimeout, DevIPCError, HandleError, PeerGone, StaleError, UsageError
+from devipc.errors import (
+    BoundsError,
+    ClosedError,
+    CompletionTimeout,
+    DevIPCError,
+    HandleError,
+    PeerGone,
+    StaleError,
+    UsageError,
+)
 from devipc.hicache.engineproc.timeline import Timeline
 from devipc.hicache.layout import PoolLayout
 from devipc.hicache.localcopies import LocalCarrier
 from devipc.hicache.planner import Direction, Planner
+from devipc.hicache.results import fresh
 from devipc.hicache.slots import Slots
 from devipc.interfaces.backend import Backend
 from devipc.session import Exporter, RemoteMemory
@@ -80,6 +90,7 @@ class EngineClient:
         self.timelines: dict[Direction, Timeline] = {}
         self._carrier = carrier
         self._changed = threading.Condition()
+        self._opening = threading.Lock()  # of a ready fence
         self._peer: Peer | None = None
         self._failure: DevIPCError | None = None
         self._pools: dict[tuple[int, int], MappedPool] = {}
@@ -131,8 +142,10 @@ class EngineClient:
                 lambda: self._failure is not None or self._closing or bool(self.timelines), remaining(deadline)
             )
             if self._failure is not None:
-                raise self._failure
-            if not done or self._closing or self._peer is None:
+                raise fresh(self._failure)
+            if self._closing:
+                raise ClosedError("the client is being closed", remedy="attach again")
+            if not done or self._peer is None:
                 raise CompletionTimeout(
                     "the client's session with the engine did not come", remedy="connect where WELCOME said"
                 )
@@ -211,14 +224,15 @@ class EngineClient:
     # --- ready fences ---
 
     def ready_fence(self, number: int) -> Fence:
-        """Open a fence that the client signals, at first; blocks for the client's answer. One thread at a time."""
-        fence = self._ready.get(number)
-        if fence is None:
-            if len(self._ready) >= _MAX_READY_FENCES:
-                raise HandleError(f"more than {_MAX_READY_FENCES} ready fences", remedy="use one for each stream")
-            fence = self._arrived(deadline_after(_ARRIVE_S)).open_fence(f"ready/{number}", timeout_s=_OPEN_S)
-            self._ready[number] = fence
-        return fence
+        """Open a fence that the client signals, at its first use; blocks for the client's answer."""
+        with self._opening:
+            fence = self._ready.get(number)
+            if fence is None:
+                if len(self._ready) >= _MAX_READY_FENCES:
+                    raise HandleError(f"more than {_MAX_READY_FENCES} ready fences", remedy="use one for each stream")
+                fence = self._arrived(deadline_after(_ARRIVE_S)).open_fence(f"ready/{number}", timeout_s=_OPEN_S)
+                self._ready[number] = fence
+            return fence
 
     def known_ready_fence(self, number: int) -> Fence | None:
         """Return such a fence when it is open already."""

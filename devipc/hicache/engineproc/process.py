@@ -14,13 +14,14 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import NoReturn
 
 from devipc.channel import Channel, Message
 from devipc.channel.hello import encode_error
 from devipc.channel.link import Link, PeerState, Reply
 from devipc.deadline import deadline_after, remaining
-from devipc.errors import ClosedError, CompletionTimeout, DevIPCError, UsageError
+from devipc.errors import ClosedError, CompletionTimeout, DevIPCError, ResourceExhausted, UsageError
 from devipc.hicache import jobs as j
 from devipc.hicache.arena import HostArena
 from devipc.hicache.engineproc.clients import Clients, EngineClient
@@ -36,7 +37,8 @@ from devipc.interfaces.backend import Backend
 __all__ = ["EngineMain", "main"]
 
 _GREET_S = 20.0
-_REPORT_S = 10.0
+_REPORT_S = 0.25
+_MAX_FACTS_NBYTES = 256 * 1024
 _HANG_UP_S = 5.0
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _log = logging.getLogger("devipc.hicache")
@@ -198,20 +200,27 @@ class _Parts:
                 ring,
                 clients,
                 self.pulse,
-                report=self._report,
+                report=partial(self._report, direction.value),
                 lose=lose,
             )
             for direction, ring in ((Direction.BACKUP, backups), (Direction.RESTORE, restores))
         ]
-        self.watcher = Watcher(orders, clients, self.pulse, report=self._report, lose=lose)
+        self.watcher = Watcher(orders, clients, self.pulse, report=partial(self._report, "watch"), lose=lose)
         self._rings: list[Consumer | Producer] = [*consumers, self.reports]
         for lane in self.lanes:
             lane.start()
         self.watcher.start()
 
-    def _report(self, report: j.Report) -> None:
-        # A supervisor that takes no reports for so long will not take this one either.
-        self.reports.push(j.encode(report), timeout_s=_REPORT_S)
+    def _report(self, thread: str, report: j.Report) -> None:
+        """Tell the supervisor; as long as that stands still, so does what has something to tell."""
+        body = j.encode(report)
+        while True:
+            try:
+                self.reports.push(body, timeout_s=_REPORT_S)
+                return
+            except (ResourceExhausted, CompletionTimeout):
+                if threading.current_thread().name == f"devipc-engine-{thread}":
+                    self.pulse.busy(thread)  # waiting, and not stuck in a call
 
     def ready(self) -> Reply:
         """Return the answer to START."""
@@ -222,10 +231,11 @@ class _Parts:
             "device": {"uuid": info.uuid, "name": info.name, "pci": info.pci},
             "capabilities": found,
         }
+        told = json.dumps(facts).encode()
         answer = j.Ready(
             device_uuid=info.uuid,
             unpinned_reason=self.carrier.unpinned_reason[:4096],
-            facts=json.dumps(facts).encode()[: 256 * 1024],
+            facts=told if len(told) <= _MAX_FACTS_NBYTES else json.dumps({"device": facts["device"]}).encode(),
         )
         return j.encode(answer), (*self.reports.fds(), self.pulse.fileno())
 
