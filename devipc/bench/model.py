@@ -20,7 +20,7 @@ __all__ = ["KINDS", "torch_device"]
 KINDS = ("decode", "prefill")
 """Bound by reading weights, and by arithmetic."""
 _LAYERS = 16
-_LINES = 16
+_TELL_S = 0.2
 _SETTLE_S = 1.0
 
 
@@ -52,8 +52,8 @@ class _Model:
 
     def __init__(self, where: torch.device, kind: str) -> None:
         small = where.type == "cpu"
-        width, inner = (256, 512) if small else (4096, 14336)
-        rows = 8 if kind == "decode" else 256 if small else 4096
+        width, inner = (128, 256) if small else (4096, 14336)
+        rows = 8 if kind == "decode" else 64 if small else 4096
         dtype = torch.float32 if small else torch.bfloat16
         self._small = small
         self._x = torch.randn(rows, width, device=where, dtype=dtype)
@@ -86,14 +86,16 @@ def main() -> None:
         model.step()
     sys.stdout.write("ready\n")
     lines: list[str] = []
+    told = time.monotonic()
     while not over.is_set():
         start = time.monotonic()
         model.step()
         lines.append(f"{start:.7f} {time.monotonic() - start:.7f}\n")
-        if len(lines) == _LINES:
+        if time.monotonic() - told > _TELL_S:
             sys.stdout.write("".join(lines))
             sys.stdout.flush()
             lines.clear()
+            told = time.monotonic()
 
 
 if __name__ == "__main__":
