@@ -202,14 +202,18 @@ def test_wait_marker(rig: Rig) -> None:
 @case("SYNC-212", "Work of one stream runs in order.", clause="interfaces/transfer.py: Stream")
 def test_stream_order(rig: Rig, any_kind: HandleKind) -> None:
     step = 64 * KIB
-    with allocated(rig, 8 * step, any_kind) as area, rig.new_staging(step) as ends:
-        ends.view[:] = content(212, step)
-        rig.transfer.copy(rig.stream, area.ptr, ends.ptr, step)
+    with (
+        allocated(rig, 8 * step, any_kind) as area,
+        rig.new_staging(step) as source,
+        rig.new_staging(step) as target,
+    ):
+        source.view[:] = content(212, step)
+        rig.transfer.copy(rig.stream, area.ptr, source.ptr, step)
         for index in range(1, 8):
             rig.transfer.copy(rig.stream, area.ptr + index * step, area.ptr + (index - 1) * step, step)
-        rig.transfer.copy(rig.stream, ends.ptr, area.ptr + 7 * step, step)
+        rig.transfer.copy(rig.stream, target.ptr, area.ptr + 7 * step, step)
         rig.finish(rig.stream, "a chain of copies")
-        assert ends.view == content(212, step), "a copy ran before the one that it depends on"
+        assert target.view == content(212, step), "a copy ran before the one that it depends on"
 
 
 @case(
