@@ -5,6 +5,7 @@ Owns that order, and that nothing stays when it breaks off. What becomes of an a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from devipc.channel.datagram import close_all
 from devipc.channel.link import Link
 from devipc.deadline import deadline_after, remaining
-from devipc.errors import CapabilityError, HandleError, StaleError
+from devipc.errors import CapabilityError, DevIPCError, HandleError, PeerGone, StaleError
 from devipc.hicache import protocol as p
 from devipc.hicache.attachment import Attachment
 from devipc.hicache.greeting import accept_welcome, hello
@@ -23,10 +24,15 @@ from devipc.hicache.slots import Slots
 from devipc.hicache.transport import LinkKind, Offer, Transport, Way
 from devipc.session import Importer
 
-__all__ = ["CLIENT_FACT", "Target", "attach"]
+__all__ = ["CLIENT_FACT", "FIRST_PAUSE_S", "LONGEST_PAUSE_S", "Target", "attach", "attach_first"]
 
 CLIENT_FACT = "hicache_client"
 """By this fact of a session's client the engine process finds its peer: the client's id in hex."""
+
+FIRST_PAUSE_S = 0.02
+"""Between the first two attempts to attach; then twice as long each time."""
+LONGEST_PAUSE_S = 1.0
+"""Between two attempts at most."""
 
 _SLOTS = 4096
 _HELLO_S = 10.0
@@ -113,6 +119,27 @@ def attach(target: Target, forwarder: Forwarder, *, timeout_s: float = _HELLO_S)
         made = Attachment(link, welcome, transport, slots, reader, session, timelines, forwarder)
         undo.pop_all()
         return made
+
+
+def attach_first(target: Target, forwarder: Forwarder, *, wait_s: float) -> Attachment:
+    """Attach as soon as that can be done, at most ``wait_s`` seconds from now; raises as :func:`attach`."""
+    deadline, pause = deadline_after(wait_s), FIRST_PAUSE_S
+    while True:
+        try:
+            return attach(target, forwarder)
+        except DevIPCError as error:
+            if (error.retryable or isinstance(error, PeerGone)) and remaining(deadline):
+                time.sleep(min(pause, remaining(deadline)))
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+                continue
+            if isinstance(error, PeerGone):
+                raise PeerGone(
+                    f"no cache daemon serves at {target.path!r}: {error.message}",
+                    code=error.code,
+                    remedy="start it with `devipc hicache serve`, or pass wait_s= to wait for it",
+                    retryable=True,
+                ) from error
+            raise
 
 
 def _greet(link: Link, target: Target, slots: Slots, timeout_s: float) -> tuple[p.WelcomeFrame, int, Transport]:

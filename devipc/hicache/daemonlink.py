@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from devipc.deadline import deadline_after, no_thread, remaining
 from devipc.errors import CompletionTimeout, DevIPCError, PeerGone, StaleError, UsageError
-from devipc.hicache.attach import Target, attach
+from devipc.hicache.attach import FIRST_PAUSE_S, LONGEST_PAUSE_S, Target, attach, attach_first
 from devipc.hicache.attachment import Attachment
 from devipc.hicache.handles import check_exports
 from devipc.hicache.index import IndexReader
@@ -35,7 +35,6 @@ from devipc.types import PoisonReason
 
 __all__ = ["DaemonLink"]
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 _REGISTER_S = 10.0
 _TIDY_S = 2.0
 _log = logging.getLogger("devipc.hicache")
@@ -91,29 +90,11 @@ class DaemonLink:
         self._attempts = self._losses = 0
         self._closing = self._closed = False
         self._thread: threading.Thread | None = None
-        self._current: Attachment | None = self._first(wait_s)
+        self._current: Attachment | None = attach_first(self._target, self._forwarder, wait_s=wait_s)
         welcome = self._current.welcome
         self._layer_groups = welcome.layer_groups
         self._write_policy = _policy(welcome.write_policy)
         self._device = self._current.session.device
-
-    def _first(self, wait_s: float) -> Attachment:
-        deadline, pause = deadline_after(wait_s), _FIRST_PAUSE_S
-        while True:
-            try:
-                return attach(self._target, self._forwarder)
-            except DevIPCError as error:
-                if not (error.retryable or isinstance(error, PeerGone)) or not remaining(deadline):
-                    if isinstance(error, PeerGone):
-                        raise PeerGone(
-                            f"no cache daemon serves at {self._target.path!r}: {error.message}",
-                            code=error.code,
-                            remedy="start it with `devipc hicache serve`, or pass wait_s= to wait for it",
-                            retryable=True,
-                        ) from error
-                    raise
-            time.sleep(min(pause, remaining(deadline)))
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     # --- what the client asks ----------------------------------------------------------------------------------------
 
@@ -278,7 +259,7 @@ class DaemonLink:
             self._changed.notify_all()
 
     def _run(self) -> None:
-        pause = _FIRST_PAUSE_S
+        pause = FIRST_PAUSE_S
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closing or self._current is None or self._spent)
@@ -288,9 +269,9 @@ class DaemonLink:
             if attaches and not self._attach_again():
                 with self._changed:
                     self._changed.wait_for(lambda: self._closing, pause)
-                pause = min(2 * pause, _LONGEST_PAUSE_S)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
             elif attaches:
-                pause = _FIRST_PAUSE_S
+                pause = FIRST_PAUSE_S
             self._tidy()
             with self._changed:
                 if self._closing:

@@ -10,6 +10,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 
 from devipc.errors import ClosedError, DevIPCError, ForkError, UsageError
 from devipc.hicache.callbacks import CallbackThread
@@ -140,7 +141,8 @@ class Desk:
         """
         self.check_open()
         with self._numbers:
-            self.check_open()  # again: it may have been closed meanwhile
+            if self.closed:  # meanwhile
+                self.check_open()
             asked = request(next(self._ops))
             ticket = Ticket(
                 asked.op,
@@ -154,7 +156,7 @@ class Desk:
                 cancel=cancel,
             )
             self._tickets[asked.op] = ticket
-            ticket.add_hook(lambda: self._forget(asked.op))
+            ticket.add_hook(partial(self._forget, asked.op))
             if isinstance(asked, Backup) and asked.confirmed:
                 ticket.confirmed_with_request()
             try:

@@ -26,6 +26,8 @@ from devipc.interfaces.transfer import Stream
 __all__ = ["CancelFlag", "ClientWord", "OperationFence", "Ticket", "WaitFence"]
 
 _log = logging.getLogger("devipc.hicache")
+_TABLES = {kind: (table_of(kind, Side.CLIENT), terminal_of(kind, Side.CLIENT)) for kind in Kind}
+_NO_PAGES: Results = np.empty(0, np.uint8)
 _PAGES_BACK = "the pages of an operation are its own until it has a status; wait again"
 
 
@@ -140,8 +142,7 @@ class Ticket:
         self.op = op
         self.kind = kind
         self.fence = fence
-        self._table = table_of(kind, Side.CLIENT)
-        self._terminal = terminal_of(kind, Side.CLIENT)
+        self._table, self._terminal = _TABLES[kind]
         self._state = self._table.initial
         self._tell = tell
         self._defer = defer
@@ -151,7 +152,7 @@ class Ticket:
         self._lock = threading.RLock()
         self._waiters: Waiters = []
         self._told: dict[Event, Answer] = {}
-        self._results: Results = np.full(page_count, PageResult.NOT_DONE, np.uint8)
+        self._results: Results = np.full(page_count, PageResult.NOT_DONE, np.uint8) if page_count else _NO_PAGES
         self._error: DevIPCError | None = None
         self._detail: dict[str, object] = {}
         self._hooks: list[Callable[[], None]] = []
@@ -173,7 +174,7 @@ class Ticket:
     def results(self) -> Results:
         """What is known of each page, uint8 ``(n,)`` of :class:`PageResult`; a copy."""
         with self._lock:
-            return self._results.copy()
+            return self._results.copy() if len(self._results) else self._results
 
     @property
     def detail(self) -> dict[str, object]:
@@ -195,12 +196,15 @@ class Ticket:
         CompletionTimeout
             When the time is over: the operation goes on, and so does its claim on its pages.
         """
+        self._await_end(timeout_s)
+        with self._lock:
+            return Outcome(Status(self._state), self._results.copy(), self._error)
+
+    def _await_end(self, timeout_s: float) -> None:
         if not self._until(self._has_ended, timeout_s):
             raise CompletionTimeout(
                 f"{self.kind.value} {self.op} is {self._state} after {timeout_s:g} s", remedy=_PAGES_BACK
             )
-        with self._lock:
-            return Outcome(Status(self._state), self._results.copy(), self._error)
 
     def _has_ended(self) -> bool:
         return self._state in self._terminal
@@ -218,9 +222,10 @@ class Ticket:
         DevIPCError
             When it ended otherwise; the engine's reason where it gave one.
         """
-        outcome = self.wait(timeout_s)
-        if outcome.status is Status.COMPLETED:
-            return outcome.results
+        self._await_end(timeout_s)
+        if self._state == Status.COMPLETED:
+            return self.results
+        outcome = self.wait(0.0)
         if outcome.error is not None:
             raise fresh(outcome.error)
         raise DevIPCError(
@@ -318,7 +323,8 @@ class Ticket:
             if tells is not None and self._outbox is not None:
                 self._outbox.append(tells)
                 tells = None
-            wake(self._waiters)
+            if self._waiters:
+                wake(self._waiters)
         # Without the lock: whoever carries it may answer on this very thread.
         if tells is not None:
             self._tell(self.op, tells)
@@ -356,7 +362,8 @@ class Ticket:
                 self._results = answer.results
             self._error = answer.error or self._error
             self._detail = answer.detail or self._detail
-            wake(self._waiters)  # last: whoever looks finds all of it
+            if self._waiters:
+                wake(self._waiters)  # last: whoever looks finds all of it
         if tells is not None:
             self._tell(self.op, tells)
         _run(hooks)
