@@ -52,6 +52,8 @@ class _Model:
 
     def __init__(self, where: torch.device, kind: str) -> None:
         small = where.type == "cpu"
+        if small:
+            torch.set_num_threads(1)  # the other process needs processors too
         width, inner = (128, 256) if small else (4096, 14336)
         rows = 8 if kind == "decode" else 64 if small else 4096
         dtype = torch.float32 if small else torch.bfloat16
