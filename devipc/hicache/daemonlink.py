@@ -24,7 +24,7 @@ from devipc.hicache.operations import Event
 from devipc.hicache.policy import WritePolicy
 from devipc.hicache.poolbook import PoolBook
 from devipc.hicache.readypoints import Forwarder
-from devipc.hicache.requests import ReadyPoint, RegisterPool, Request, UnregisterPool
+from devipc.hicache.requests import Backup, ReadyPoint, RegisterPool, Request, Restore, UnregisterPool
 from devipc.hicache.results import Answer
 from devipc.hicache.slotuse import SlotFence, SlotWord
 from devipc.hicache.transport import Way
@@ -175,13 +175,14 @@ class DaemonLink:
             current.submit(request)
         except UsageError:
             raise
-        except DevIPCError:
-            if current is not None and current.over is not None:
-                error = self._degraded()
-            fence = getattr(request, "fence", None)
-            if fence is not None:
-                fence.poison(PoisonReason.CANCELLED)
-            self._answers.answer(request.op, Event.REFUSED, Answer(error=error))
+        except DevIPCError as error:
+            over = current is not None and current.over is not None
+            self._refuse(request, self._degraded() if over else error)
+
+    def _refuse(self, request: Request, error: DevIPCError) -> None:
+        if isinstance(request, Backup | Restore):
+            request.fence.poison(PoisonReason.CANCELLED)
+        self._answers.answer(request.op, Event.REFUSED, Answer(error=error))
 
     def tell(self, op: int, event: Event) -> None:
         """See :class:`~devipc.hicache.links.EngineLink`."""

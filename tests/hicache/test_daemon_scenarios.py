@@ -26,7 +26,17 @@ def device() -> Iterator[Device]:
     opened.close()
 
 
-@pytest.mark.parametrize("name", ELSEWHERE)
+QUICK = {
+    "two_clients_and_two_pools_get_back_what_they_stored",
+    "layers_arrive_group_by_group",
+    "a_ready_point_that_fails_discards",
+    "a_cancel_word_is_read_before_anything_is_published",
+    "pages_outside_the_pool_never_reach_a_copy",
+}
+BY_COST = [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in ELSEWHERE]
+
+
+@pytest.mark.parametrize("name", BY_COST)
 def test_over_rings(device: Device, name: str) -> None:
     with deployed(DAEMON):
         SCENARIOS[name](device)

@@ -1,0 +1,193 @@
+"""A client and the ends of its daemon: what is told at once, what stays quarantined, and that it attaches by itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from devipc.errors import CompletionTimeout, DevIPCError, FencePoisoned, PeerGone
+from devipc.hicache.api import UNFENCED, HiCacheClient, connect
+from devipc.hicache.operations import Event, Status
+from devipc.hicache.results import PageResult
+from devipc.interfaces.backend import Device
+from devipc.registry import load_backend
+from tests.hicache.daemon.daemons import Daemon, daemon
+from tests.hicache.engine_with_faults import FOLDER, MODULE, Faults
+from tests.hicache.pools import TIMEOUT_S, PoolMemory, until
+from tests.hicache.world import World
+
+pytestmark = pytest.mark.chaos
+
+
+@pytest.fixture
+def device() -> Iterator[Device]:
+    opened = load_backend("host").open_device()
+    yield opened
+    opened.close()
+
+
+class Scene:
+    """A daemon whose engine can be held back, one client, and a pool of it with eight pages in the host tier."""
+
+    def __init__(self, device: Device, running: Daemon, folder: str) -> None:
+        self.daemon = running
+        self.folder = folder
+        self.it = World(device)  # for its pools
+        self.memory: PoolMemory = self.it.attention_pool()
+        self.client: HiCacheClient = connect("unix:" + running.path, device=device)
+        self.handle = self.it.register(self.client, self.memory)
+        self.keys = self.it.keys(self.handle, 8)
+        self.memory.fill(range(1, 9), self.keys)
+        ticket = self.client.backup(self.handle, range(1, 9), self.keys, ready=UNFENCED)
+        assert set(ticket.result(TIMEOUT_S)) == {PageResult.STORED}
+
+    def stalled_restore(self) -> Any:
+        """Begin a restore whose copies do not end."""
+        faults = Faults(self.folder, self.engine_pid)
+        faults.stall("restore")
+        faults.close()
+        self.memory.poison([20, 21])
+        ticket = self.client.restore(self.handle, self.keys[:2], [20, 21], ready=UNFENCED)
+        assert ticket.reached(Event.ADMITTED, TIMEOUT_S)
+        until(lambda: int(self.status["lanes"]["restore"]["flying"]) == 1)
+        return ticket
+
+    @property
+    def status(self) -> Any:
+        return self.client.status()
+
+    @property
+    def engine_pid(self) -> int:
+        return int(self.status["engine"]["pid"])
+
+    def wait_attached(self) -> None:
+        until(lambda: not self.client.status()["degraded"])
+
+    def check_serves(self, seed: int) -> None:
+        """Another page goes there and comes back."""
+        keys = self.it.keys(self.handle, 2, seed=seed)
+        self.memory.fill([11, 12], keys)
+        assert set(self.client.backup(self.handle, [11, 12], keys, ready=self.it.stream()).result(TIMEOUT_S)) == {1}
+        self.memory.poison([13, 14])
+        done = self.client.restore(self.handle, keys, [13, 14], ready=UNFENCED)
+        assert set(done.result(TIMEOUT_S)) == {PageResult.RESTORED}
+        self.memory.check([13, 14], keys)
+        assert self.client.match(self.handle, keys) == 2
+
+    def close(self) -> None:
+        self.client.close(timeout_s=TIMEOUT_S)
+        self.it.close()
+
+
+@pytest.fixture
+def scene(device: Device) -> Iterator[Scene]:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        daemon(options={"engine_module": MODULE}, environment={FOLDER: folder}) as running,
+    ):
+        made = Scene(device, running, folder)
+        yield made
+        made.close()
+
+
+def test_the_engine_is_killed_and_another_serves(scene: Scene) -> None:
+    """What it had is lost at once, pages that it wrote to when it is gone; the tier stays, and is found again."""
+    client, handle = scene.client, scene.handle
+    restore, pid = scene.stalled_restore(), scene.engine_pid
+    waiting = client.backup(handle, [3], scene.it.keys(handle, 1, seed=50), ready=Never())
+    assert restore.fence is not None
+    assert not restore.fence.query()
+    os.kill(pid, signal.SIGKILL)
+    began = time.monotonic()
+    assert waiting.wait(TIMEOUT_S).status is Status.LOST
+    with pytest.raises(FencePoisoned):
+        restore.fence.synchronize(timeout_s=TIMEOUT_S)
+    assert restore.wait(TIMEOUT_S).status is Status.LOST
+    scene.wait_attached()
+    assert time.monotonic() - began < 5
+    assert client.status()["losses"] == 1
+    assert scene.engine_pid != pid
+    assert client.match(handle, scene.keys) == 8
+    done = client.restore(handle, scene.keys[:2], [20, 21], ready=scene.it.stream())
+    assert set(done.result(TIMEOUT_S)) == {PageResult.RESTORED}
+    scene.memory.check([20, 21], scene.keys[:2])
+    scene.check_serves(60)
+
+
+def test_the_daemon_is_killed_and_another_takes_its_place(scene: Scene) -> None:
+    client, handle = scene.client, scene.handle
+    restore, engine_pid = scene.stalled_restore(), scene.engine_pid
+    lease = client.lookup(handle, scene.keys)
+    assert lease.reached(Event.LEASED, TIMEOUT_S)
+    scene.daemon.process.kill()
+    assert lease.wait(TIMEOUT_S).status is Status.LOST
+    assert client.match(handle, scene.keys) == 0
+    status = client.status()
+    assert "connection is" in str(status["degraded"]) or "engine process is" in str(status["degraded"])
+    late = client.backup(handle, [1], scene.keys[:1], ready=UNFENCED)
+    assert late.status is Status.REFUSED
+    error = late.wait(0.0).error
+    assert isinstance(error, PeerGone)
+    assert (error.code, error.retryable) == ("degraded", True)
+    assert late.fence is not None
+    with pytest.raises(FencePoisoned):
+        late.fence.query()
+    with pytest.raises(DevIPCError) as caught:
+        client.ready(scene.it.stream())
+    assert caught.value.code == "degraded"
+    assert restore.wait(TIMEOUT_S).status is Status.LOST
+    assert client.status()["quarantined_pages"] == 0
+    assert not os.path.exists(f"/proc/{engine_pid}/fd/0")
+    until(lambda: int(str(client.status()["attempts"])) >= 2)
+    scene.daemon.wait()
+    again = Daemon(os.path.dirname(scene.daemon.path), environment={FOLDER: scene.folder})
+    began = time.monotonic()
+    try:
+        scene.wait_attached()
+        assert time.monotonic() - began < 2
+        assert client.match(handle, scene.keys) == 0  # another tier
+        scene.check_serves(70)
+        client.unregister(handle)
+        client.close()
+    finally:
+        again.close()
+
+
+@pytest.mark.long
+def test_a_client_leaves_while_nobody_serves(scene: Scene) -> None:
+    scene.stalled_restore()
+    scene.daemon.process.kill()
+    scene.client.unregister(scene.handle)
+    scene.client.close()
+
+
+def test_a_stopped_daemon_is_waited_for_and_publishes_nothing_that_was_given_up(scene: Scene) -> None:
+    client, handle = scene.client, scene.handle
+    key = scene.it.keys(handle, 1, seed=80)
+    scene.memory.fill([15], key)
+    scene.daemon.process.send_signal(signal.SIGSTOP)
+    try:
+        ticket = client.backup(handle, [15], key, ready=UNFENCED)
+        with pytest.raises(CompletionTimeout):
+            ticket.wait(0.2)
+        assert client.match(handle, scene.keys) == 8
+        assert ticket.cancel()
+        assert ticket.status is Status.CANCELLED
+        scene.memory.poison([15])  # the page is the client's again
+    finally:
+        scene.daemon.process.send_signal(signal.SIGCONT)
+    client.ping()
+    assert client.match(handle, key) == 0
+    scene.check_serves(90)
+    assert client.status()["losses"] == 0
+
+
+class Never:
+    def reached(self) -> bool:
+        return False
