@@ -83,10 +83,16 @@ def _show_device(title: str, rows: Sequence[Row]) -> None:
                 row.check,
                 row.capability.verdict.value,
                 row.claim.verdict.value if row.claim is not None else "-",
-                words(row.capability),
+                words(row.capability) + _claimed(row),
             )
             for row in rows
         ],
     )
     for row in rows:
         show_evidence(row.check, row.capability)
+
+
+def _claimed(row: Row) -> str:
+    """Return what the claim rests on, attributes as a rule, on a line of its own."""
+    claim = row.claim
+    return f"\nclaim: {claim.evidence}" if claim is not None and claim.evidence and claim != row.capability else ""

@@ -66,14 +66,14 @@ class Pair:
 
     def __init__(self, exporter: Target, importer: Target | None) -> None:
         self._stack = contextlib.ExitStack()
-        with contextlib.ExitStack() as failed:
+        with contextlib.ExitStack() as failed, contextlib.ExitStack() as passed_on:
             failed.callback(self.close)
             ours, control = channel_pair()
-            left, right = channel_pair()
             self._control: Channel = self._stack.enter_context(ours)
+            passed_on.enter_context(control)
+            left, right = map(passed_on.enter_context, channel_pair())
             self._exporter = self._start("export", exporter, left, control)
             self._importer = self._start("import", importer, right) if importer is not None else None
-            right.close()
             failed.pop_all()
 
     def _start(self, part: str, target: Target, *channels: Channel) -> _Child:
@@ -148,7 +148,9 @@ class _Child:
 
     def status(self, limit_s: float) -> int | None:
         """Return the exit status, negative for a signal; None while it runs after ``limit_s``. Reaps nothing."""
-        if not select.select([self._pidfd], [], [], limit_s)[0]:
+        poller = select.poll()
+        poller.register(self._pidfd, select.POLLIN)
+        if not poller.poll(limit_s * 1e3):
             return None
         found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         if found is None:
