@@ -127,8 +127,8 @@ class Lane:
                 self._changed.notify()
 
     def wake_for_room(self) -> None:
-        """Look again at those who wait for room, if anybody may."""
-        if self._work:
+        """Look again at those who wait for room, if anybody does."""
+        if self.blocked:
             self.wake()
 
     def drive(self) -> None:

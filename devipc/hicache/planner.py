@@ -123,8 +123,8 @@ def page_runs(pages: AnyIntegers) -> tuple[npt.NDArray[np.int64], npt.NDArray[np
     A backup may store each run as one host extent.
     """
     ids = _unsigned("pages", pages)
-    if not len(ids):
-        return np.empty(0, np.int64), np.empty(0, np.int64)
+    if len(ids) < 2:
+        return np.zeros(len(ids), np.int64), np.ones(len(ids), np.int64)
     breaks = np.flatnonzero(ids[1:] != ids[:-1] + _ONE)
     edges = np.concatenate(((0,), breaks + 1, (len(ids),)))
     return edges[:-1], edges[1:] - edges[:-1]

@@ -50,7 +50,8 @@ class Pool:
         self.layout = layout
         self.opened = opened
         self.namespace = namespace
-        self.block_nbytes = HostTier.block_of(layout.page_nbytes)
+        self.page_nbytes = layout.page_nbytes
+        self.block_nbytes = HostTier.block_of(self.page_nbytes)
         self.users = 0  # operations that have not ended; the session counts
         self._lock = threading.Lock()
         self._claimed = np.zeros(self.layout.page_count, np.bool_)

@@ -134,7 +134,7 @@ class _TransferOp(EngineOp, ABC):
         if self._lane.blocked:
             return
         moving = self.moving()
-        nbytes = int(np.count_nonzero(moving)) * self.pool.layout.page_nbytes
+        nbytes = int(np.count_nonzero(moving)) * self.pool.page_nbytes
         places = self.places(moving) if self._lane.takes(nbytes) else None
         if places is None:
             self._lane.blocked = True
