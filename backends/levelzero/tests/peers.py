@@ -93,7 +93,7 @@ def python_path(values: dict[str, str]) -> dict[str, str]:
 
 
 def simulated(
-    *, bare: bool = False, quick: bool = False, **switches: object
+    *, bare: bool = False, quick: bool = False, limit_s: float = CHILD_TIMEOUT_S, **switches: object
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a test of a body that runs in a process on the simulated driver.
 
@@ -104,7 +104,7 @@ def simulated(
 
     def decorate(body: Callable[..., None]) -> Callable[..., None]:
         def test(**arguments: Any) -> None:
-            run_body(body, arguments, environment(switches))
+            run_body(body, arguments, environment(switches), limit_s)
 
         test.body = body  # type: ignore[attr-defined]
         test.bare = bare  # type: ignore[attr-defined]
@@ -117,7 +117,7 @@ def simulated(
     return decorate
 
 
-def run_body(body: Callable[..., None], arguments: dict[str, Any], env: dict[str, str]) -> None:
+def run_body(body: Callable[..., None], arguments: dict[str, Any], env: dict[str, str], limit_s: float) -> None:
     """Run a body in a child and fail with what it printed."""
     process = subprocess.Popen(
         [sys.executable, "-m", f"{PACKAGE}.peers", *locate(body), json.dumps(arguments)],
@@ -128,11 +128,11 @@ def run_body(body: Callable[..., None], arguments: dict[str, Any], env: dict[str
         text=True,
     )
     try:
-        output, _ = process.communicate(timeout=CHILD_TIMEOUT_S)
+        output, _ = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         process.kill()
         output, _ = process.communicate()
-        output += f"\nno end after {CHILD_TIMEOUT_S} s"
+        output += f"\nno end after {limit_s} s"
     if process.returncode:
         pytest.fail(f"child ended with {process.returncode}\n{output}", pytrace=False)
 
