@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -152,5 +153,31 @@ def build(front: str = "cuda") -> Path:
     return target
 
 
+def without(front: str, missing: Sequence[str]) -> Path:
+    """Folder of a library of ``front`` that lacks entry points, for bindings that look them up by name.
+
+    Their names are changed in a copy of the library, so that no lookup finds them.
+
+    Raises
+    ------
+    BuildError
+        As :func:`build`, and for a name that the library does not have.
+    """
+    whole = build(front)
+    target = whole.with_name(f"{whole.name}-without-{'-'.join(missing)}")
+    path = target / LIBRARIES[front]
+    if not path.exists():
+        data = (whole / LIBRARIES[front]).read_bytes()
+        for name in missing:
+            if b"\0%s\0" % name.encode() not in data:
+                raise BuildError(f"{front} has no entry point {name}")
+            data = data.replace(b"\0%s\0" % name.encode(), b"\0%s\0" % ("_" + name[1:]).encode())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as made:
+            made.write(data)
+        Path(made.name).rename(path)
+    return target
+
+
 if __name__ == "__main__":
-    print(build(*sys.argv[1:2]))
+    print(without(sys.argv[1], sys.argv[2:]) if sys.argv[2:] else build(*sys.argv[1:2]))

@@ -180,8 +180,16 @@ def _invoke(function: Callable[..., Any], name: str, args: tuple[Any, ...]) -> t
     except RuntimeError as error:
         raise _missing(name, str(error)) from error
     if status:
-        _bindings().hipGetLastError()
+        _forget_failure()
     return status, result[1:]
+
+
+def _forget_failure() -> None:
+    """Take the thread's last error back; asking for one that the enumeration lacks raises once more."""
+    try:
+        _bindings().hipGetLastError()
+    except ValueError:
+        pass
 
 
 def _enumerated(function: Callable[..., Any], name: str, arg: Any) -> Any:
@@ -379,7 +387,7 @@ def _direct(name: str, *args: Any) -> int:
     report(name)
     status = int(function(*args))
     if status:
-        _bindings().hipGetLastError()
+        _forget_failure()
     return status
 
 

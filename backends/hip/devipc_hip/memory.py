@@ -28,7 +28,7 @@ from devipc.spi import (
 )
 from devipc_hip import driver, memory_query, payload
 from devipc_hip.context import Context
-from devipc_hip.memory_dmabuf import close_dmabuf, dmabuf_capability, export_dmabuf, open_dmabuf
+from devipc_hip.memory_dmabuf import DmabufKind, close_dmabuf, export_dmabuf, open_dmabuf
 from devipc_hip.memory_legacy import LegacyExports, LegacyMappings
 from devipc_hip.memory_plain import NO_CANARY, TAIL_NBYTES, allocate_plain
 from devipc_hip.memory_pool import PoolExports, PoolImports, allocate_from_pool, free_with_pool
@@ -73,7 +73,7 @@ class HipMemory:
         self._opened: dict[int, _Opened] = {}
         self._serials = itertools.count(2**62)
         version = driver.runtime_version()
-        self._dmabuf = dmabuf_capability(context.ordinal, version)
+        self._dmabuf = DmabufKind(context, version)
         self._legacy_exports = LegacyExports()
         self._legacy_mappings = LegacyMappings(context)
         self._vmm_imports = VmmImports(context, version)
@@ -92,11 +92,11 @@ class HipMemory:
                 f"attribute MemoryPoolSupportedHandleTypes: {pool}; a pool is shared whole",
                 _CLAIM.format(said=said),
             ),
-            HandleKind.DMABUF: self._dmabuf,
+            HandleKind.DMABUF: self._dmabuf.capability(),
         }
 
     def _plain_kinds(self) -> tuple[HandleKind, ...]:
-        return _PLAIN[:1] if self._dmabuf.verdict is Verdict.NO else _PLAIN
+        return _PLAIN[:1] if self._dmabuf.capability().verdict is Verdict.NO else _PLAIN
 
     def allocate(self, nbytes: int, *, kind: HandleKind | None = None, zero: bool = False) -> Allocation:
         """Allocate whole blocks that can be exported; ``legacy`` when None.
@@ -139,7 +139,9 @@ class HipMemory:
         if kind is HandleKind.VMM_FD:
             reservation = allocate_vmm((nbytes,), ordinal=self._context.ordinal)
             return Allocation(reservation.base, reservation.nbytes, kind, reservation)
-        if kind is HandleKind.LEGACY or (kind is HandleKind.DMABUF and self._dmabuf.verdict is not Verdict.NO):
+        if kind in _PLAIN:
+            if kind is HandleKind.DMABUF:
+                self._dmabuf.demand()
             ptr, nbytes, canary = allocate_plain(nbytes, self._context)
             return Allocation(ptr, nbytes, kind, canary)
         if kind is HandleKind.POOL:
@@ -147,21 +149,10 @@ class HipMemory:
                 nbytes, ordinal=self._context.ordinal, stream=self._context.internal_stream()
             )
             return Allocation(ptr, nbytes, kind, pool)
-        if kind is HandleKind.DMABUF:
-            raise self._no_dmabuf()
         raise CapabilityError(
             f"this backend cannot allocate memory of kind {kind}",
             code="kind",
             remedy="use legacy, vmm_fd, pool or dmabuf",
-            backend="hip",
-            device=self._context.uuid,
-        )
-
-    def _no_dmabuf(self) -> CapabilityError:
-        return CapabilityError(
-            self._dmabuf.reason,
-            code="no_dmabuf",
-            remedy=self._dmabuf.remedy,
             backend="hip",
             device=self._context.uuid,
         )
@@ -257,6 +248,7 @@ class HipMemory:
         canary = own.token if own is not None else NO_CANARY
         assert isinstance(canary, bytes)
         if kind is HandleKind.DMABUF:
+            self._dmabuf.demand()
             return export_dmabuf(ptr, nbytes, info=info, canary=canary)
         return self._legacy_exports.export(ptr, nbytes, info=info, canary=canary)
 

@@ -10,37 +10,112 @@ the layer below (ROCm/rocm-systems 8517). A dma-buf tells its size to ``lseek`` 
 from __future__ import annotations
 
 import os
+import threading
 
 from devipc.spi import (
     PAGE_NBYTES,
     AllocationInfo,
     BoundsError,
     Capability,
+    CapabilityError,
     Chunk,
+    DeviceLostError,
     DevIPCError,
     ExportedExtent,
     HandleKind,
+    MemoryKind,
     OpenedExtent,
+    ResourceExhausted,
     Verdict,
+    close_fds,
     explain_missing_fd,
     round_up,
 )
 from devipc_hip import driver, layouts, payload
 from devipc_hip.context import Context
-from devipc_hip.memory_plain import NO_CANARY, TAIL_NBYTES, attach, check_opened
+from devipc_hip.memory_plain import NO_CANARY, TAIL_NBYTES, allocate_plain, attach, check_opened
 from devipc_hip.memory_query import Mapping
-from devipc_hip.opening import duplicate, open_in_time
+from devipc_hip.opening import Descriptor, open_in_time
 from devipc_hip.status import INVALID_VALUE
 
-__all__ = ["DmabufMapping", "close_dmabuf", "dmabuf_capability", "export_dmabuf", "open_dmabuf"]
+__all__ = ["DmabufKind", "DmabufMapping", "close_dmabuf", "export_dmabuf", "open_dmabuf"]
 
 _KNOWN_BAD = range(70_200_000, 70_300_000)
 _NEEDED = ("hipMemGetHandleForAddressRange", "hipImportExternalMemory", "hipExternalMemoryGetMappedBuffer")
 _REMEDY = "use kind 'legacy' or 'vmm_fd'"
 
 
-def dmabuf_capability(ordinal: int, version: int) -> Capability:
-    """Return whether dma-bufs are offered: not where a symbol is missing, nor on a runtime that crashes behind one."""
+class DmabufKind:
+    """Whether dma-bufs can be had: not where a symbol is missing, nor on a runtime that crashes behind one.
+
+    Elsewhere one is exported and opened in this process, once, when the kind is first asked for. May be used from any
+    thread.
+
+    Parameters
+    ----------
+    context : Context
+        The device.
+    version : int
+        The runtime's version.
+    """
+
+    def __init__(self, context: Context, version: int) -> None:
+        self._context = context
+        self._lock = threading.Lock()
+        self._proven = False
+        self._refusal = _why_not(version)
+
+    def capability(self) -> Capability:
+        """Return what is known. Cheap, tries nothing."""
+        if self._refusal is not None:
+            return self._refusal
+        claimed = driver.device_attribute("DmaBufSupported", self._context.ordinal)
+        said = {None: "is not known", 0: "says no"}.get(claimed, "says yes")
+        tried = "one was opened in this process" if self._proven else f"the attribute {said}; a live check decides"
+        return Capability(Verdict.UNTESTED, f"attribute DmaBufSupported: {claimed}", tried)
+
+    def demand(self) -> None:
+        """Try the kind when nobody did yet; the device is current.
+
+        Raises
+        ------
+        CapabilityError
+            When it cannot be had here.
+        ResourceExhausted
+            When memory or descriptors ran out, which says nothing about the kind.
+        """
+        with self._lock:
+            if not self._proven and self._refusal is None:
+                self._refusal = self._try()
+                self._proven = self._refusal is None
+        if self._refusal is not None:
+            raise CapabilityError(self._refusal.reason, code="no_dmabuf", remedy=self._refusal.remedy, backend="hip")
+
+    def _try(self) -> Capability | None:
+        ptr, nbytes, canary = allocate_plain(1, self._context)
+        try:
+            info = AllocationInfo(ptr, nbytes, MemoryKind.DEVICE, 0, (HandleKind.DMABUF,))
+            extent = export_dmabuf(ptr, nbytes, info=info, canary=canary)
+            try:
+                mapping = open_dmabuf(extent, self._context).token
+                assert isinstance(mapping, DmabufMapping)
+                close_dmabuf(mapping)
+            finally:
+                close_fds(extent.fds)
+        except (ResourceExhausted, DeviceLostError):
+            raise
+        except DevIPCError as error:
+            return Capability.no(
+                f"a dma-buf of this process's own memory cannot be used: {error.message}",
+                remedy=_REMEDY,
+                evidence=str(error.status or error.code),
+            )
+        finally:
+            driver.quietly(driver.call, "hipFree", ptr)
+        return None
+
+
+def _why_not(version: int) -> Capability | None:
     missing = [name for name in _NEEDED if not driver.has(name)]
     if missing:
         return Capability.no(f"the runtime has no {', '.join(missing)}", remedy=f"update ROCm, or {_REMEDY}")
@@ -50,11 +125,7 @@ def dmabuf_capability(ordinal: int, version: int) -> Capability:
             remedy=f"update ROCm, or {_REMEDY}",
             evidence="ROCm/rocm-systems 8517",
         )
-    claimed = driver.device_attribute("DmaBufSupported", ordinal)
-    said = {None: "is not known", 0: "says no"}.get(claimed, "says yes")
-    return Capability(
-        Verdict.UNTESTED, f"attribute DmaBufSupported: {claimed}", f"the attribute {said}; a live check decides"
-    )
+    return None
 
 
 def export_dmabuf(ptr: int, nbytes: int, *, info: AllocationInfo, canary: bytes) -> ExportedExtent:
@@ -107,17 +178,16 @@ def _check_fd(fd: int, nbytes: int) -> None:
 
 
 def _open_once(fd: int, chunk: Chunk, canary: bytes, whole: int, context: Context) -> DmabufMapping:
-    own = duplicate(fd)
+    own = Descriptor(fd)
     try:
         memory = open_in_time(
             context,
-            lambda: int(driver.call("hipImportExternalMemory", layouts.external_fd(own, whole))),
+            lambda: int(driver.call("hipImportExternalMemory", layouts.external_fd(own.number, whole))),
             lambda opened: driver.attempt("hipDestroyExternalMemory", opened),
             "hipImportExternalMemory",
         )
     except DevIPCError as error:
-        if error.code != "driver_blocked":
-            os.close(own)
+        own.close(after=error)
         if error.status is not None and error.status.value == INVALID_VALUE:
             raise BoundsError(
                 f"the runtime cannot map {whole} bytes of the descriptor",
@@ -125,7 +195,6 @@ def _open_once(fd: int, chunk: Chunk, canary: bytes, whole: int, context: Contex
                 status=error.status,
             ) from error
         raise explain_missing_fd(error, backend="hip") from error
-    os.close(own)
     try:
         part = layouts.external_part(whole)
         mapping = DmabufMapping(memory, int(driver.call("hipExternalMemoryGetMappedBuffer", memory, part)))
@@ -133,6 +202,8 @@ def _open_once(fd: int, chunk: Chunk, canary: bytes, whole: int, context: Contex
     except BaseException:
         driver.quietly(driver.call, "hipDestroyExternalMemory", memory)
         raise
+    finally:
+        own.close()
     return mapping
 
 

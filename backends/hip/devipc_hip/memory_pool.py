@@ -25,7 +25,7 @@ from devipc.spi import (
 from devipc_hip import driver, layouts, payload
 from devipc_hip.context import Context
 from devipc_hip.memory_plain import BLOCK_NBYTES
-from devipc_hip.opening import duplicate, open_in_time
+from devipc_hip.opening import Descriptor, open_in_time
 
 __all__ = ["PoolExports", "PoolImports", "allocate_from_pool", "free_with_pool"]
 
@@ -171,19 +171,18 @@ class PoolImports:
         return pointer
 
     def _import_pool(self, identity: bytes, fd: int) -> _Pool:
-        own = duplicate(fd)
+        own = Descriptor(fd)
         try:
             handle = open_in_time(
                 self._context,
-                lambda: int(driver.call("hipMemPoolImportFromShareableHandle", own, driver.FD, 0)),
+                lambda: int(driver.call("hipMemPoolImportFromShareableHandle", own.number, driver.FD, 0)),
                 lambda opened: driver.attempt("hipMemPoolDestroy", opened),
                 "hipMemPoolImportFromShareableHandle",
             )
         except DevIPCError as error:
-            if error.code != "driver_blocked":
-                os.close(own)
+            own.close(after=error)
             raise explain_missing_fd(error, backend="hip") from error
-        os.close(own)
+        own.close()
         try:
             # Access does not travel with the pool.
             driver.call("hipMemPoolSetAccess", handle, layouts.access_desc(self._context.ordinal), 1)

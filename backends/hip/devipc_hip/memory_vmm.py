@@ -35,13 +35,13 @@ from devipc.spi import (
 from devipc_hip import driver, layouts, payload
 from devipc_hip.context import Context
 from devipc_hip.memory_query import Mapping, mappings_from
-from devipc_hip.opening import duplicate, open_in_time
+from devipc_hip.opening import Descriptor, open_in_time
 from devipc_hip.status import INVALID_VALUE, NOT_SUPPORTED
 
 __all__ = ["Reservation", "VmmImports", "allocate_vmm", "export_vmm"]
 
 _GRANULARITY_MINIMUM = ("hipMemAllocationGranularity_flags", 0)
-_NO_DESCRIPTOR_BELOW = 2**20
+_NO_DESCRIPTOR_ABOVE = 2**20
 
 
 class Reservation:
@@ -213,11 +213,13 @@ class VmmImports:
         for chunk in extent.chunks:
             check_chunk(chunk, driver_nbytes=chunk.allocation_nbytes)
         handles: list[int] = []
+        own: list[Descriptor] = []
         ordinal = self._context.ordinal
         try:
             for fd, chunk in zip(extent.fds, extent.chunks, strict=True):
                 _check_size(fd, chunk.allocation_nbytes)
-                handles.append(self._import(fd))
+                own.append(Descriptor(fd))
+                handles.append(self._import(own[-1]))
             sizes = [chunk.allocation_nbytes for chunk in extent.chunks]
             try:
                 reservation = _map_side_by_side(list(zip(handles, sizes, strict=True)), ordinal=ordinal)
@@ -232,24 +234,25 @@ class VmmImports:
         finally:
             for handle in reversed(handles):
                 driver.attempt("hipMemRelease", handle)
+            for descriptor in own:
+                descriptor.close()
         return OpenedExtent(reservation.base + extent.chunks[0].offset, extent.nbytes, reservation)
 
-    def _import(self, fd: int) -> int:
+    def _import(self, own: Descriptor) -> int:
         by_address = self._is_by_address()
-        own = duplicate(fd)
         try:
-            handle = open_in_time(
-                self._context,
-                lambda: _import_handle(own, by_address=by_address),
-                lambda opened: driver.attempt("hipMemRelease", opened),
-                "hipMemImportFromShareableHandle",
-            )
+            return self._import_in_time(own, by_address=by_address)
         except DevIPCError as error:
-            if error.code != "driver_blocked":
-                os.close(own)
+            own.close(after=error)
             raise explain_missing_fd(error, backend="hip") from error
-        os.close(own)
-        return handle
+
+    def _import_in_time(self, own: Descriptor, *, by_address: bool) -> int:
+        return open_in_time(
+            self._context,
+            lambda: _import_handle(own.number, by_address=by_address),
+            lambda opened: driver.attempt("hipMemRelease", opened),
+            "hipMemImportFromShareableHandle",
+        )
 
     def _is_by_address(self) -> bool:
         """Find out how a descriptor is passed, with one of our own; the address first, which the other kind refuses."""
@@ -259,21 +262,24 @@ class VmmImports:
                 try:
                     fd = _export_handle(handle)
                     try:
-                        self._by_address = _takes_address(fd)
+                        self._by_address = self._takes_address(Descriptor(fd))
                     finally:
                         os.close(fd)
                 finally:
                     driver.call("hipMemRelease", handle)
             return self._by_address
 
-
-def _takes_address(fd: int) -> bool:
-    try:
-        handle = _import_handle(fd, by_address=True)
-    except DevIPCError:
-        return False
-    driver.call("hipMemRelease", handle)
-    return True
+    def _takes_address(self, own: Descriptor) -> bool:
+        try:
+            handle = self._import_in_time(own, by_address=True)
+        except DevIPCError as error:
+            own.close(after=error)
+            if error.code == "driver_blocked":
+                raise
+            return False
+        driver.call("hipMemRelease", handle)
+        own.close()
+        return True
 
 
 def _import_handle(fd: int, *, by_address: bool) -> int:
@@ -281,7 +287,7 @@ def _import_handle(fd: int, *, by_address: bool) -> int:
         return int(driver.call("hipMemImportFromShareableHandle", fd, driver.FD))
     places = [(ctypes.c_int * 1)(fd) for _ in range(2)]
     # Where a value is expected the address is cut to 32 bits: it must not look like a descriptor.
-    place = next(each for each in places if ctypes.addressof(each) % 2**32 >= _NO_DESCRIPTOR_BELOW)
+    place = next(each for each in places if ctypes.addressof(each) % 2**32 >= _NO_DESCRIPTOR_ABOVE)
     return int(driver.call("hipMemImportFromShareableHandle", place, driver.FD))
 
 

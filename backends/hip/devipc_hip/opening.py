@@ -13,10 +13,10 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
-from devipc.spi import CompletionTimeout, DriverError, call_with_deadline, explain_missing_fd
+from devipc.spi import CompletionTimeout, DevIPCError, DriverError, call_with_deadline, explain_missing_fd
 from devipc_hip.context import Context
 
-__all__ = ["OPEN_TIMEOUT_S", "duplicate", "open_in_time"]
+__all__ = ["OPEN_TIMEOUT_S", "Descriptor", "open_in_time"]
 
 T = TypeVar("T")
 
@@ -54,16 +54,41 @@ def open_in_time(context: Context, call: Callable[[], T], undo: Callable[[T], ob
         ) from error
 
 
-def duplicate(fd: int) -> int:
-    """Return a duplicate of ``fd``, closed on exec: a call that was given up may read it when the caller reused his.
+class Descriptor:
+    """A duplicate of a borrowed descriptor, for one import.
+
+    A call that was given up may read its number for ever, so that it stays open then. Runtimes close what they are
+    given, keep a duplicate, or read it when the memory is mapped (ROCm/rocm-systems 8304): so it is closed behind the
+    mapping, and only if it is still the same file.
 
     Raises
     ------
     ResourceExhausted
         When no descriptor is left.
     """
+
+    def __init__(self, fd: int) -> None:
+        try:
+            self.number = os.dup(fd)
+        except OSError as failed:
+            error = DriverError(f"the descriptor cannot be used: {failed.strerror}", code="descriptor", backend="hip")
+            raise explain_missing_fd(error, backend="hip") from failed
+        self._file = _file(self.number)
+        self._closed = False
+
+    def close(self, *, after: DevIPCError | None = None) -> None:
+        """Close it once, unless the runtime did, or may still read it ``after`` it was given up."""
+        if self._closed:
+            return
+        self._closed = True
+        if (after is None or after.code != "driver_blocked") and _file(self.number) == self._file:
+            os.close(self.number)
+
+
+def _file(fd: int) -> tuple[int, int]:
+    """Return what tells open files apart, zeros for a number that is not open."""
     try:
-        return os.dup(fd)
-    except OSError as failed:
-        error = DriverError(f"the descriptor cannot be used: {failed.strerror}", code="descriptor", backend="hip")
-        raise explain_missing_fd(error, backend="hip") from failed
+        found = os.fstat(fd)
+    except OSError:
+        return 0, 0
+    return found.st_dev, found.st_ino

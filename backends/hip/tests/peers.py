@@ -40,15 +40,18 @@ _CONTROL = "DEVIPC_TEST_CHANNEL"
 
 
 @functools.cache
-def simulator_folder() -> str:
-    """Build the simulated driver; skip where there is no compiler, fail where it does not compile.
+def simulator_folder(missing: tuple[str, ...] = ()) -> str:
+    """Build the simulated runtime; skip where there is no compiler, fail where it does not compile.
 
     ``DEVIPC_SIMULATOR`` names a folder that holds one already.
     """
-    if "DEVIPC_SIMULATOR" in os.environ:
+    if "DEVIPC_SIMULATOR" in os.environ and not missing:
         return os.environ["DEVIPC_SIMULATOR"]
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tests/simulator/build.py"), "hip"], capture_output=True, text=True, timeout=300
+        [sys.executable, str(ROOT / "tests/simulator/build.py"), "hip", *missing],
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     if done.returncode and "no C compiler" in done.stderr:
         pytest.skip("no C compiler: the simulated driver cannot be built")
@@ -56,14 +59,20 @@ def simulator_folder() -> str:
     return done.stdout.strip()
 
 
-def environment(switches: dict[str, object]) -> dict[str, str]:
-    """Variables of a process on the simulated driver, in a room of its own."""
+def environment(wanted: dict[str, object]) -> dict[str, str]:
+    """Variables of a process on the simulated runtime, in a room of its own.
+
+    ``missing`` lists entry points that its library shall not have.
+    """
+    switches = dict(wanted)
     values = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("DEVSIM_", "HIP_", "ROCR_", "ROCM_", "CUDA_"))
     }
-    values["ROCM_PATH"] = simulator_folder()
+    missing = switches.pop("missing", ())
+    assert isinstance(missing, list | tuple)
+    values["ROCM_PATH"] = simulator_folder(tuple(missing))
     values["DEVSIM_ROOM"] = uuid.uuid4().hex[:12]
     values["DEVSIM_DRIVER_VERSION"] = str(RUNTIME)
     values["PYTHONFAULTHANDLER"] = "1"

@@ -1,0 +1,532 @@
+"""Memory of every kind between two processes, what cannot be exported, and runtimes that lie, hang or lack a call."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from devipc.spi import (
+    BoundsError,
+    CapabilityError,
+    ClosedError,
+    DriverError,
+    HandleError,
+    HandleKind,
+    MemoryKind,
+    ResourceExhausted,
+    UsageError,
+    Verdict,
+)
+
+from .helpers import changed, pattern, staging
+from .partners import asked, hold
+from .peers import Channel, peer, simulated
+
+KINDS = ["legacy", "vmm_fd", "pool", "dmabuf"]
+MIB = 2**20
+
+
+def raw(name: str, *args: Any) -> Any:
+    """What another library of the process would call; the device is current."""
+    return importlib.import_module("devipc_hip.driver").call(name, *args)
+
+
+def mirror(device: Any, sim: Any, channel: Channel) -> None:
+    """Open what comes, send what is in it, write what is asked for, close."""
+    while (order := channel.receive()) == "open":
+        extent = channel.receive_extent()
+        opened = device.memory.open(extent)
+        for fd in extent.fds:
+            os.close(fd)
+        assert opened.nbytes == extent.nbytes
+        assert device.memory.describe(opened.ptr).kind is MemoryKind.IMPORTED
+        with pytest.raises(CapabilityError, match="owner must export it"):
+            device.memory.export(opened.ptr, 1)
+        with staging(device) as host:
+            channel.send(host.read(opened.ptr, min(opened.nbytes, 4096)).hex())
+            channel.send(host.read(opened.ptr + opened.nbytes - 1, 1).hex())
+            host.write(opened.ptr, bytes.fromhex(channel.receive()))
+        device.memory.close(opened)
+        with pytest.raises(ClosedError):
+            device.memory.close(opened)
+        channel.send("closed")
+    assert order == "end"
+
+
+def reflect(device: Any, other: Any, host: Any, ptr: int, nbytes: int, seed: int) -> None:
+    """Share ``[ptr, ptr + nbytes)`` with a mirror, check both directions, and take it back."""
+    data = pattern(seed, min(nbytes, 4096))
+    host.write(ptr, data)
+    host.write(ptr + nbytes - 1, data[-1:])
+    extent = device.memory.export(ptr, nbytes)
+    other.channel.send("open")
+    other.channel.send_extent(extent)
+    assert other.channel.receive() == data.hex()
+    assert other.channel.receive() == data[-1:].hex()
+    answer = pattern(seed + 1, min(nbytes, 4096))
+    other.channel.send(answer.hex())
+    assert other.channel.receive() == "closed"
+    assert host.read(ptr, len(answer)) == answer
+    device.memory.release(extent)
+
+
+def reflect_parts(device: Any, kind: str) -> None:
+    block = device.memory.allocate(4 * MIB, kind=HandleKind(kind))
+    with staging(device) as host, peer(mirror) as other:
+        for seed, (offset, nbytes) in enumerate([(0, block.nbytes), (1, 1000), (2 * MIB - 7, 4096)]):
+            reflect(device, other, host, block.ptr + offset, nbytes, seed)
+        other.channel.send("end")
+    device.memory.free(block)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@simulated()
+def test_memory_is_shared(kind: str, device: Any, sim: Any) -> None:
+    reflect_parts(device, kind)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+@simulated(few_attributes=1, handle_interior=0, handle_random=1, second_open=2, lazy_writes=1)
+def test_memory_is_shared_by_a_runtime_of_few_words(kind: str, device: Any, sim: Any) -> None:
+    reflect_parts(device, kind)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", [0, 1, 2])
+@simulated(fd_by_pointer=1)
+def test_descriptors_by_address(mode: int, device: Any, sim: Any) -> None:
+    """A runtime of before August 2025; it crashes where it gets the number instead."""
+    reflect_parts(device, "vmm_fd")
+    block = device.memory.allocate(MIB, kind=HandleKind.VMM_FD)
+    with peer(hold, {**os.environ, "DEVSIM_FD_MODE": str(mode)}) as other:
+        extent = device.memory.export(block.ptr, MIB)
+        assert asked(other, "open", extent) == ["opened", "", ""]
+        other.channel.send("end")
+        other.finish()
+    device.memory.release(extent)
+    device.memory.free(block)
+
+
+@pytest.mark.long
+@simulated()
+def test_grown_ranges_are_one(device: Any, sim: Any) -> None:
+    block = device.memory.allocate_grown([2 * MIB, 4 * MIB, 2 * MIB])
+    assert device.memory.describe(block.ptr + 7 * MIB).base == block.ptr
+    extent = device.memory.export(block.ptr + MIB, 6 * MIB)
+    assert [chunk.nbytes for chunk in extent.chunks] == [MIB, 4 * MIB, MIB]
+    device.memory.release(extent)
+    with staging(device) as host, peer(mirror) as other:
+        reflect(device, other, host, block.ptr + MIB, 6 * MIB, 1)
+        other.channel.send("end")
+    device.memory.free(block)
+
+
+# --- what is exported -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@simulated(handle_random=1, leak_export=1)
+def test_an_allocation_is_exported_once(device: Any, sim: Any) -> None:
+    """A second export races with a peer's attach, and some runtimes leak at each one."""
+    block = device.memory.allocate(MIB)
+    first, second = device.memory.export(block.ptr, 8), device.memory.export(block.ptr + 64, 8)
+    assert first.chunks[0].payload == second.chunks[0].payload
+    device.memory.release(first)
+    device.memory.release(second)
+    third = device.memory.export(block.ptr, 8)
+    assert third.chunks[0].payload == first.chunks[0].payload
+    device.memory.release(third)
+    assert sim.calls("hipIpcGetMemHandle") == 1
+    device.memory.free(block)
+    again = device.memory.allocate(MIB)
+    fresh = device.memory.export(again.ptr, 8)
+    assert fresh.chunks[0].payload != first.chunks[0].payload
+    device.memory.release(fresh)
+    device.memory.free(again)
+    assert sim.calls("hipIpcGetMemHandle") == 2
+    assert sim.counter("leaked") == 2
+    os._exit(0)  # what the runtime leaked on purpose would be held against this test
+
+
+@pytest.mark.long
+@simulated(handle_random=1)
+def test_foreign_memory_is_exported_while_it_is_the_same(device: Any, sim: Any) -> None:
+    with device.context:
+        ptr = raw("hipMalloc", 4 * MIB)
+        first, second = (device.memory.export(ptr, 8) for _ in range(2))
+        assert first.chunks[0].payload == second.chunks[0].payload
+        for each in (first, second):
+            device.memory.release(each)
+        raw("hipFree", ptr)
+        assert raw("hipMalloc", 4 * MIB) == ptr
+        third = device.memory.export(ptr, 8)
+        assert third.chunks[0].payload != first.chunks[0].payload
+        device.memory.release(third)
+        with staging(device) as host, peer(mirror) as other:
+            reflect(device, other, host, ptr + 100, 4000, 3)
+            other.channel.send("end")
+        raw("hipFree", ptr)
+
+
+def foreign(device: Any, make: str) -> tuple[int, Any]:
+    """Memory that another library would have made: its address, and how it is given back."""
+    layouts = importlib.import_module("devipc_hip.layouts")
+    if make == "managed":
+        ptr = raw("hipMallocManaged", 4096, 1)
+        return ptr, lambda: raw("hipFree", ptr)
+    if make == "host":
+        ptr = raw("hipHostMalloc", 4096, 0)
+        return ptr, lambda: raw("hipHostFree", ptr)
+    if make == "pool":
+        stream = device.context.internal_stream()
+        ptr = raw("hipMallocAsync", 4096, stream)
+        return ptr, lambda: (raw("hipFreeAsync", ptr, stream), raw("hipStreamSynchronize", stream))
+    prop = layouts.allocation_prop(0)
+    ctypes.c_int.from_buffer(prop, 4).value = 0  # no handle type
+    handle = raw("hipMemCreate", 2 * MIB, prop, 0)
+    ptr = raw("hipMemAddressReserve", 2 * MIB, 0, 0, 0)
+    raw("hipMemMap", ptr, 2 * MIB, 0, handle, 0)
+    raw("hipMemRelease", handle)
+    return ptr, lambda: (raw("hipMemUnmap", ptr, 2 * MIB), raw("hipMemAddressFree", ptr, 2 * MIB))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("make", "kind", "words"),
+    [
+        ("managed", "managed", "hipMallocManaged"),
+        ("host", "host", "memfd"),
+        ("vmm", "vmm", "PYTORCH_HIP_ALLOC_CONF"),
+        ("pool", "pool", "backend:native"),
+    ],
+)
+@simulated(legacy_any_kind=1)
+def test_what_cannot_be_exported_is_named(make: str, kind: str, words: str, device: Any, sim: Any) -> None:
+    with device.context:
+        ptr, give_back = foreign(device, make)
+        info = device.memory.describe(ptr)
+        assert (info.kind, info.exportable) == (MemoryKind(kind), ())
+        with pytest.raises(CapabilityError, match=f"{kind} memory cannot be exported") as caught:
+            device.memory.export(ptr, 16)
+        assert words in str(caught.value)
+        give_back()
+    assert sim.counter("exports") == 0
+    assert sim.calls("hipIpcGetMemHandle") == 0
+    if make == "pool":
+        os._exit(0)  # the default pool stays
+
+
+@pytest.mark.long
+@simulated(few_attributes=1, legacy_any_kind=1)
+def test_mapped_memory_never_gets_a_classic_handle(device: Any, sim: Any) -> None:
+    """Such a handle breaks the peer's kernel driver (ROCm/clr 265): it is known without attributes."""
+    with device.context:
+        ptr, give_back = foreign(device, "vmm")
+        assert device.memory.describe(ptr).exportable == (HandleKind.VMM_FD,)
+        with pytest.raises(DriverError, match="hipMemExportToShareableHandle"):
+            device.memory.export(ptr, 16)
+        give_back()
+    assert sim.counter("legacy_exports_of_other_kinds") == 0
+
+
+@pytest.mark.long
+@simulated()
+def test_addresses_of_nothing_are_no_error(device: Any, sim: Any) -> None:
+    block = device.memory.allocate(4096)
+    device.memory.free(block)
+    for ptr in (0, 1, -1, 2**64, 4096, 2**47, block.ptr):
+        info = device.memory.describe(ptr)
+        assert info.kind is MemoryKind.UNKNOWN
+        with pytest.raises(CapabilityError, match="freed"):
+            device.memory.export(ptr, 8)
+    with pytest.raises(UsageError, match="freed before"):
+        device.memory.free(block)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+@simulated()
+def test_ranges_stay_in_their_allocation(kind: str, device: Any, sim: Any) -> None:
+    memory = device.memory
+    block = memory.allocate(2 * MIB, kind=HandleKind(kind))
+    memory.release(memory.export(block.ptr + block.nbytes - 1, 1))
+    for ptr, nbytes in ((block.ptr, block.nbytes + 1), (block.ptr + block.nbytes - 1, 2), (block.ptr, 2**63)):
+        with pytest.raises(UsageError, match="behind its allocation"):
+            memory.export(ptr, nbytes)
+    for nbytes in (0, -4):
+        with pytest.raises(UsageError):
+            memory.export(block.ptr, nbytes)
+    wanted = HandleKind.POOL if kind != "pool" else HandleKind.LEGACY
+    with pytest.raises(CapabilityError, match=f"not as {wanted}"):
+        memory.export(block.ptr, 8, kind=wanted)
+    memory.free(block)
+
+
+@pytest.mark.long
+@simulated()
+def test_memory_of_another_device_is_refused(device: Any, sim: Any) -> None:
+    backend = importlib.import_module("devipc_hip.backend").HipBackend()
+    other = backend.open_device(backend.devices()[1].uuid)
+    for kind in KINDS:
+        block = other.memory.allocate(4096, kind=HandleKind(kind))
+        with pytest.raises(CapabilityError, match="device 1"):
+            device.memory.export(block.ptr, 8)
+        other.memory.free(block)
+    other.close()
+
+
+# --- runtimes that lie ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["legacy", "dmabuf"])
+@simulated()
+def test_other_memory_than_was_exported_is_refused(kind: str, device: Any, sim: Any) -> None:
+    """A runtime that attaches other memory and calls it success (ROCm/rocm-systems 11892)."""
+    block = device.memory.allocate(MIB, kind=HandleKind(kind))
+    extent = device.memory.export(block.ptr, MIB)
+    with peer(hold, {**os.environ, "DEVSIM_WRONG_ATTACH": "1"}) as other:
+        name, code, text = asked(other, "open", extent)
+        assert (name, code) == ("WrongMemory", "wrong_memory"), text
+        assert asked(other, "live_mappings") == 0
+        assert asked(other, "wrong_attaches") >= 3
+        other.channel.send("end")
+        other.finish()
+    device.memory.release(extent)
+    device.memory.free(block)
+
+
+@pytest.mark.long
+@simulated()
+def test_an_attach_that_goes_wrong_now_and_then_is_tried_again(device: Any, sim: Any) -> None:
+    block = device.memory.allocate(MIB)
+    with peer(hold, {**os.environ, "DEVSIM_WRONG_ATTACH": "2"}) as other:
+        extents = [device.memory.export(block.ptr, MIB)]
+        assert asked(other, "open", extents[0]) == ["opened", "", ""]
+        second = device.memory.allocate(MIB)
+        extents.append(device.memory.export(second.ptr, MIB))
+        assert asked(other, "open", extents[1]) == ["opened", "", ""]
+        assert asked(other, "wrong_attaches") == 1
+        assert asked(other, "live_mappings") == 2
+        other.channel.send("end")
+        other.finish()
+    for extent in extents:
+        device.memory.release(extent)
+    for each in (block, second):
+        device.memory.free(each)
+
+
+@pytest.mark.long
+@simulated()
+def test_foreign_memory_of_another_size_is_refused(device: Any, sim: Any) -> None:
+    """Memory from elsewhere has no canary; a handle that opens a whole block shows by its size."""
+    with device.context:
+        ptr = raw("hipMalloc", 4096)
+        extent = device.memory.export(ptr, 4096)
+        with peer(hold, {**os.environ, "DEVSIM_SMALL_OPEN": "1"}) as other:
+            assert asked(other, "open", extent)[:2] == ["WrongMemory", "unknown_place"]
+            assert asked(other, "live_mappings") == 0
+            other.channel.send("end")
+            other.finish()
+        device.memory.release(extent)
+        raw("hipFree", ptr)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+@simulated()
+def test_announced_sizes_are_not_believed(kind: str, device: Any, sim: Any) -> None:
+    block = device.memory.allocate(MIB, kind=HandleKind(kind))
+    extent = device.memory.export(block.ptr, 4096)
+    size = extent.chunks[0].allocation_nbytes
+    with peer(hold) as other:
+        wrongs = [
+            changed(extent, allocation_nbytes=4 * size, offset=2 * size),
+            changed(extent, offset=size - 4095),
+        ]
+        if kind != "pool":  # a range inside of what the runtime itself tells is right whatever was announced
+            wrongs.append(changed(extent, allocation_nbytes=4 * size))
+        for wrong in wrongs:
+            assert asked(other, "open", wrong)[0] in ("BoundsError", "WrongMemory", "HandleError")
+        assert asked(other, "live_mappings") == 0
+        other.channel.send("end")
+        other.finish()
+    device.memory.release(extent)
+    device.memory.free(block)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["vmm_fd", "pool", "dmabuf"])
+@simulated()
+def test_descriptors_of_something_else_are_refused(kind: str, device: Any, sim: Any) -> None:
+    block = device.memory.allocate(MIB, kind=HandleKind(kind))
+    extent = device.memory.export(block.ptr, 4096)
+    fd = os.memfd_create("nothing")
+    os.ftruncate(fd, 64 * MIB)
+    for each in (fd, os.open("/dev/null", os.O_RDONLY)):
+        with pytest.raises((HandleError, DriverError)):
+            device.memory.open(replace(extent, fds=(each,)))
+        os.close(each)
+    device.memory.release(extent)
+    device.memory.free(block)
+
+
+@pytest.mark.long
+@simulated()
+def test_equal_process_numbers_are_named(device: Any, sim: Any) -> None:
+    """Two containers whose processes have one number: the runtime takes the handle for its own (status 201)."""
+    with peer(hold, {**os.environ, "DEVSIM_SAME_PID": "1"}) as other:
+        for kind in ("legacy", "vmm_fd"):
+            block = device.memory.allocate(MIB, kind=HandleKind(kind))
+            extent = device.memory.export(block.ptr, MIB)
+            name, code, text = asked(other, "open", extent)
+            if kind == "legacy":
+                assert (name, code) == ("DriverError", "invalid_context")
+                assert "pid namespace" in text
+            else:
+                assert name == "opened"
+                assert asked(other, "close") == "closed"
+            device.memory.release(extent)
+            device.memory.free(block)
+        other.channel.send("end")
+        other.finish()
+
+
+# --- runtimes that hang or lack a call --------------------------------------------------------------------------------
+
+OPENS = {
+    "legacy": "hipIpcOpenMemHandle",
+    "vmm_fd": "hipMemImportFromShareableHandle",
+    "pool": "hipMemPoolImportPointer",
+    "dmabuf": "hipImportExternalMemory",
+}
+
+
+def impatient(device: Any, sim: Any, channel: Channel) -> None:
+    """Open what comes with a short deadline while the runtime does not return; then once more."""
+    opening: Any = importlib.import_module("devipc_hip.opening")
+    opening.OPEN_TIMEOUT_S = 1.0
+    call, late_ms = channel.receive()
+    extent = channel.receive_extent()
+    device.memory.close(device.memory.open(extent))  # how descriptors are passed is known from here on
+    opens = sim.counter("driver_opens")
+    sim.inject(f"{call}@1={'hang' if late_ms < 0 else f'sleep:{late_ms}'}")
+    started = time.monotonic()
+    with pytest.raises(DriverError, match=f"{call} did not return within 1 s") as caught:
+        device.memory.open(extent)
+    assert time.monotonic() - started < 10.0
+    assert caught.value.code == "driver_blocked"
+    if late_ms > 0:
+        deadline = time.monotonic() + 20.0
+        while sim.counter("driver_opens") == opens:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.2)
+        for counter in ("live_mappings", "live_physical"):
+            assert sim.counter(counter) == 0, f"what came too late stayed open: {counter}"
+    device.memory.close(device.memory.open(extent))
+    channel.send("done")
+    channel.receive()
+    os._exit(0)  # a thread may stand in the runtime for ever
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("late_ms", [-1, 2500])
+@pytest.mark.parametrize("kind", ["legacy", "vmm_fd", "dmabuf"])
+@simulated()
+def test_an_open_that_does_not_return_is_given_up(kind: str, late_ms: int, device: Any, sim: Any) -> None:
+    block = device.memory.allocate(MIB, kind=HandleKind(kind))
+    extent = device.memory.export(block.ptr, MIB)
+    with peer(impatient) as other:
+        if kind == "vmm_fd":
+            device.memory.kinds()
+        other.channel.send([OPENS[kind], late_ms])
+        other.channel.send_extent(extent)
+        assert other.channel.receive() == "done"
+        other.channel.send()
+    device.memory.release(extent)
+    device.memory.free(block)
+
+
+@pytest.mark.parametrize(
+    ("missing", "version", "reason"),
+    [
+        (["hipMemGetHandleForAddressRange"], 71_500_000, "has no hipMemGetHandleForAddressRange"),
+        ([], 70_200_001, "7.2 may crash"),
+    ],
+)
+def test_where_dma_bufs_are_not_offered(missing: list[str], version: int, reason: str) -> None:
+    from .peers import environment, run_body
+
+    arguments = {"reason": reason}
+    run_body(no_dmabuf, arguments, environment({"missing": missing, "driver_version": version}))
+
+
+def no_dmabuf(reason: str, device: Any, sim: Any) -> None:
+    answer = device.memory.kinds()[HandleKind.DMABUF]
+    assert answer.verdict is Verdict.NO
+    assert reason in answer.reason
+    with pytest.raises(CapabilityError, match=reason) as caught:
+        device.memory.allocate(4096, kind=HandleKind.DMABUF)
+    assert "legacy" in caught.value.remedy
+    block = device.memory.allocate(4096)
+    assert device.memory.describe(block.ptr).exportable == (HandleKind.LEGACY,)
+    device.memory.free(block)
+
+
+def allocate_and_export(device: Any, kind: HandleKind) -> None:
+    block = device.memory.allocate(MIB, kind=kind)
+    try:
+        device.memory.export(block.ptr, 8)
+    finally:
+        device.memory.free(block)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("switch", "kind"),
+    [("ipc", "legacy"), ("pools", "pool"), ("fd_handles", "vmm_fd"), ("vmm", "vmm_fd"), ("dmabuf", "dmabuf")],
+)
+@simulated()
+def test_a_kind_that_the_platform_lacks(switch: str, kind: str, device: Any, sim: Any) -> None:
+    sim.set(switch, 0)
+    with pytest.raises(CapabilityError) as caught:
+        allocate_and_export(device, HandleKind(kind))
+    assert caught.value.remedy
+    assert sim.counter("exports") == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "step", ["hipMemCreate@2=2", "hipMemAddressReserve@1=2", "hipMemMap@3=1", "hipMemSetAccess@1=1"]
+)
+@simulated()
+def test_a_failing_step_undoes_the_others(step: str, device: Any, sim: Any) -> None:
+    sim.inject(step)
+    with pytest.raises((DriverError, ResourceExhausted)):
+        device.memory.allocate_grown([MIB] * 3)
+    sim.clear_faults()
+    assert sim.live() == sim.counter("live_streams")
+    block = device.memory.allocate_grown([MIB] * 3)
+    device.memory.free(block)
+
+
+@pytest.mark.long
+@simulated()
+def test_the_page_behind_an_allocation_is_not_given_out(device: Any, sim: Any) -> None:
+    block = device.memory.allocate(MIB)
+    info = device.memory.describe(block.ptr + block.nbytes)
+    assert (info.kind, info.exportable) == (MemoryKind.UNKNOWN, ())
+    with pytest.raises(CapabilityError, match="devipc's own"):
+        device.memory.export(block.ptr + block.nbytes, 8)
+    device.memory.free(block)
+
+
+def test_bounds_errors_are_handle_errors() -> None:
+    assert issubclass(BoundsError, HandleError)
