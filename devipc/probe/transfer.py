@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from devipc.completion.half import need_transfer
+from devipc.errors import CapabilityError
 from devipc.integrations.numpy_view import u64_array
 from devipc.interfaces.backend import Device
 from devipc.memfd import create_memfd
 from devipc.probe.load import Load, loads
 from devipc.probe.memory import need_memory, need_stage
-from devipc.probe.partner import CheckFailed, Partner
+from devipc.probe.partner import CheckFailed, NotTried, Partner
 from devipc.probe.stage import Stage
 
 __all__ = ["TRANSFER_CHECKS", "SharedHost", "check_transfer"]
@@ -73,8 +74,16 @@ def _copy(device: Device, _: Partner) -> str:
     return f"{_NBYTES} random bytes there and back, with copies of 1, 4093 and 300007 bytes at odd places"
 
 
+def _need_arrays() -> None:
+    try:
+        u64_array([0])
+    except CapabilityError as error:
+        raise NotTried(f"descriptors of copies are arrays, and {error.message}", remedy=error.remedy) from error
+
+
 def _batch(device: Device, _: Partner) -> str:
     """One batch of many ranges."""
+    _need_arrays()
     shapes = [_Shape(to=at, source=at + 999, width=385) for at in range(1, _NBYTES - 4096, 4096)]
 
     def submit(buffer: _Buffer) -> None:
@@ -90,6 +99,7 @@ def _batch(device: Device, _: Partner) -> str:
 
 def _strided(device: Device, _: Partner) -> str:
     """Rectangles, each with two different pitches."""
+    _need_arrays()
     shapes = [
         _Shape(to=at, source=at + 8192, width=1000, to_pitch=2048, source_pitch=4096, height=4)
         for at in range(0, _NBYTES - 65536, 65536)

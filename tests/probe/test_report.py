@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ from devipc.capabilities import Capability
 from devipc.errors import UsageError
 from devipc.probe import environment
 from devipc.probe.catalogue import AREAS, TRANSFER_NAMES, all_checks, explain
+from devipc.probe.partner import NotTried
 from devipc.probe.report import BackendRow, Report, Requirement, Row, parse_requirements
 from devipc.probe.runner import pick_devices
-from devipc.probe.transfer import TRANSFER_CHECKS
+from devipc.probe.transfer import TRANSFER_CHECKS, check_transfer
 from devipc.types import DeviceInfo
 
 YES, NO = Capability.yes("seen"), Capability.no("refused", remedy="ask")
@@ -104,6 +106,16 @@ def test_every_check_is_explained() -> None:
         if "." in check:
             assert not explanation.about.startswith(AREAS[check.partition(".")[0]].title[:20].capitalize())
     assert explain("memory.nothing") is None
+
+
+@pytest.mark.parametrize("name", ["batch", "strided"])
+def test_without_numpy_descriptors_are_not_tried_and_the_remedy_is_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "numpy", None)  # makes an import of it fail
+    with pytest.raises(NotTried, match="numpy is not installed") as refused:
+        check_transfer(None, None, name)  # type: ignore[arg-type]
+    assert refused.value.remedy == "pip install numpy"
 
 
 @pytest.mark.parametrize(
