@@ -6,6 +6,7 @@ import json
 
 import click
 
+from devipc.cli.options import SECONDS
 from devipc.cli.tables import ProgressLine
 from devipc.probe.environment import collect
 from devipc.probe.runner import DEFAULT_TIMEOUT_S
@@ -20,7 +21,7 @@ __all__ = ["command"]
     "timeout_s",
     default=DEFAULT_TIMEOUT_S,
     show_default=True,
-    type=click.FloatRange(min=0, min_open=True),
+    type=SECONDS,
     help="Seconds that each backend may take.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")

@@ -14,7 +14,21 @@ from devipc.cli.tables import show_table
 from devipc.probe.report import EXIT_NO_DEVICE, EXIT_TOOL_FAILED, BackendRow
 from devipc.probe.runner import DEFAULT_TIMEOUT_S
 
-__all__ = ["finish", "probing_options", "show_backends", "show_evidence", "words"]
+__all__ = ["SECONDS", "finish", "probing_options", "show_backends", "show_evidence", "words"]
+
+
+class _Seconds(click.FloatRange):
+    """A time that every wait can take: above zero, at most a day, and a number."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        seconds = super().convert(value, param, ctx)
+        if seconds != seconds:
+            self.fail(f"{value} is not a number of seconds", param, ctx)
+        return seconds
+
+
+SECONDS = _Seconds(min=0, max=86400, min_open=True)
+"""Type of an option that takes seconds."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,7 +42,7 @@ def probing_options(function: F) -> F:
             "timeout_s",
             default=DEFAULT_TIMEOUT_S,
             show_default=True,
-            type=click.FloatRange(min=0, min_open=True),
+            type=SECONDS,
             help="Seconds that listing a backend, and each check, may take.",
         ),
         click.option(

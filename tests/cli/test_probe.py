@@ -145,6 +145,8 @@ def test_explain_says_what_a_check_does() -> None:
     [
         (("probe", "--require", "speed"), 2),
         (("probe", "--timeout", "0"), 2),
+        (("probe", "--timeout", "inf"), 2),
+        (("env", "--timeout", "nan"), 2),
         (("probe", "--backend", "nobody"), 3),
         (("probe", "--backend", "host", "--device", "nowhere"), 3),
         (("matrix", "--backend", "nobody"), 3),
