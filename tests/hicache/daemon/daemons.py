@@ -25,6 +25,7 @@ from devipc.hicache.greeting import hello
 from devipc.hicache.slots import Slots
 from devipc.hicache.transport import LinkKind, Offer, Transport, Way
 
+ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = str(Path(sys.executable).with_name("devipc"))
 TIMEOUT_S = 20.0
 
@@ -63,6 +64,7 @@ class Daemon:
                 command,
                 stdout=subprocess.PIPE,
                 stderr=log,
+                cwd=ROOT,
                 env={**os.environ, **(environment or {})},
                 **popen,
             )

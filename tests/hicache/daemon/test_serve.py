@@ -92,6 +92,7 @@ def test_a_daemon_that_was_killed_is_in_nobodys_way() -> None:
         assert not [name for name in os.listdir(folder) if not name.startswith("log-")]
 
 
+@pytest.mark.long
 @pytest.mark.chaos
 def test_an_engine_that_is_killed_is_followed_by_another_one() -> None:
     with daemon() as one:
