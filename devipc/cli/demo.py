@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import click
 
 from devipc.cli import EXIT_FAILED
+from devipc.cli.demo_model import show as show_life
+from devipc.cli.life import Life, Progress
 from devipc.cli.story import Story
 
 __all__ = ["command"]
@@ -27,16 +30,34 @@ __all__ = ["command"]
 @click.option("--hand-overs", default=1000, show_default=True, type=click.IntRange(8, 1_000_000), help="Ordered pages.")
 @click.option("--page-kib", default=64, show_default=True, type=click.IntRange(1, 65536), help="Page size in KiB.")
 @click.option("--slots", default=4, show_default=True, type=click.IntRange(2, 1024), help="Pages in the pool.")
+@click.option("--model", is_flag=True, help="Let a language model's cache outlive scheduler and daemon instead.")
+@click.option("--max-tokens", default=16, show_default=True, type=click.IntRange(4, 256), help="Of an answer.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 def command(
-    *, backend: str, device: str, strategy: str, hand_overs: int, page_kib: int, slots: int, as_json: bool
+    *,
+    backend: str,
+    device: str,
+    strategy: str,
+    hand_overs: int,
+    page_kib: int,
+    slots: int,
+    model: bool,
+    max_tokens: int,
+    as_json: bool,
 ) -> None:
     """Let two processes share memory, order hand-overs, and survive a kill.
 
     A second process exports a pool; this one imports it. Both write and check what the other wrote; then every page
-    is handed over in order; then the exporter is killed in the middle of a second round.
+    is handed over in order; then the exporter is killed in the middle of a second round. At last a cache daemon serves
+    schedulers that are killed, and is killed itself; every page is checked.
     """
     progress = _Progress(enabled=not as_json and sys.stderr.isatty())
+    if model:
+        from devipc.cli import demo_model
+
+        with progress:
+            demo_model.run(backend=backend, max_tokens=max_tokens, as_json=as_json, progress=progress.update)
+        return
     story = Story(
         backend=backend,
         device=device,
@@ -48,12 +69,26 @@ def command(
     )
     with progress:
         report = story.run()
+        report["life"] = _life(backend, progress.update)
+        report["ok"] = report["ok"] and report["life"].get("ok", True)
     if as_json:
         click.echo(json.dumps(report, indent=2))
     else:
         _show(report)
     if not report["ok"]:
         raise SystemExit(EXIT_FAILED)
+
+
+def _life(backend: str, progress: Progress) -> dict[str, Any]:
+    """Let the pages of a cache outlive scheduler and daemon; says why not, where that cannot be shown."""
+    missing = [name for name in ("numpy", "msgspec") if importlib.util.find_spec(name) is None]
+    if backend != "host" or missing:
+        why = f"{', '.join(missing)} not installed" if missing else "its schedulers compute in host memory"
+        return {"skipped": why, "remedy": "pip install 'devipc[hicache]'" if missing else "see --model"}
+    from devipc.cli.life_pages import NAMES
+
+    command = [sys.executable, "-m", "devipc.cli.life_pages"]
+    return Life(lambda url: [*command, url, backend], NAMES, backend=backend, tier="64MiB", progress=progress).run()
 
 
 class _Progress:
@@ -110,4 +145,9 @@ def _show(report: dict[str, Any]) -> None:
             for row in decision["candidates"]
         ],
     )
+    life = report["life"]
+    if "skipped" in life:
+        click.echo(f"cache: not shown, {life['skipped']}; {life['remedy']}")
+    else:
+        show_life(life)
     click.echo("all right" if report["ok"] else "WRONG: see above")

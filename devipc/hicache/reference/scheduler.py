@@ -134,6 +134,13 @@ class Scheduler:
             self.step()
         return self.finished
 
+    def release_all(self) -> None:
+        """Let everything go that the tree keeps and no request uses; steps until the runtime has done so. Blocks."""
+        for extent in self._tree.evict(self._limits.pages, before=self._before_eviction):
+            self._release.append(extent)
+            self._used_pages -= extent.page_count
+        self.run()
+
     def step(self) -> None:
         """Announce the next batch, then wait for the one before it. Blocks for that one.
 

@@ -110,16 +110,11 @@ def test_pages_come_back_under_each_policy(policy: BackupPolicy) -> None:
             scheduler, found, _ = answer(small, prompts(), policy=policy)
             assert texts(found) == texts(expected)
             assert scheduler.discarded == 0
-            _forget_tree(scheduler, small)
+            scheduler.release_all()
+        small._backups.finish()
+        assert small.stats().free_pages == small.limits.pages
         saved = small.stats().backed_up_pages
         assert (saved == 0) == (policy is BackupPolicy.NONE)
-
-
-def _forget_tree(scheduler: Any, over: Any) -> None:
-    """Release what one scheduler keeps, as if its prompts had been displaced."""
-    scheduler._release.extend(scheduler._tree.evict(10**6, before=scheduler._before_eviction))
-    scheduler.run()
-    assert over.stats().free_pages == over.limits.pages - sum(len(pages) for _, pages in over._backups._running)
 
 
 def test_a_restore_that_fails_discards_the_batch_and_costs_no_answer() -> None:
