@@ -39,6 +39,7 @@ __all__ = ["Attachment"]
 _SUBMIT_S = 0.05
 _NO_SLOT = -1
 _NOTHING = Answer()
+_TRANSFERS = (Backup, Restore)  # a union would be made anew for each operation
 
 
 class Attachment(Numbers):
@@ -207,7 +208,7 @@ class Attachment(Numbers):
         """
         op, slot = request.op, _NO_SLOT
         try:
-            if isinstance(request, Backup | Restore):
+            if isinstance(request, _TRANSFERS):
                 assert isinstance(request.fence, SlotFence)
                 slot = self._table.begin(op, request.kind, request.fence)
             frame = p.pack(frame_of(request, self))

@@ -1,6 +1,6 @@
-"""Frames between a client and an engine in another process: their fields and their limits.
+"""Frames between a client and a daemon, to bytes and back: and the refusal of whatever is no frame.
 
-Owns what travels, and the refusal of everything that is no frame: a frame that was decoded is whole, of the right types
+Owns that refusal: a frame that was decoded is whole, of the right types
 and within every limit that does not depend on a pool. Whether pages and keys fit a pool is the engine's to say, with a
 refusal of one operation; a :class:`~devipc.errors.WireError` from here ends the connection. It does no I/O.
 
@@ -10,14 +10,45 @@ some; what must not be ignored is sent only to a side that has the feature. Desc
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from devipc.errors import WireError
+from devipc.hicache.frames import (
+    MAGIC,
+    MAX_FRAME_NBYTES,
+    MAX_PAGES,
+    AnswerFrame,
+    AnyFrame,
+    BackupFrame,
+    Blob,
+    Count63,
+    Digest,
+    FlushFrame,
+    HelloFrame,
+    InvalidateFrame,
+    LeaveFrame,
+    LookupFrame,
+    Number,
+    Op,
+    PingFrame,
+    Point,
+    PoolNumber,
+    PrefetchFrame,
+    ReadyForm,
+    RegisterPoolFrame,
+    RequestFrame,
+    RestoreFrame,
+    StatusFrame,
+    TellFrame,
+    UnregisterFrame,
+    WelcomeFrame,
+)
 from devipc.hicache.keys import KEY_NBYTES
-from devipc.hicache.operations import ANSWERS, REQUESTS, Event
+from devipc.hicache.operations import ANSWERS, REQUESTS
 from devipc.hicache.results import PageResult
 
 __all__ = [
@@ -25,14 +56,21 @@ __all__ = [
     "MAX_FRAME_NBYTES",
     "MAX_PAGES",
     "AnswerFrame",
+    "AnyFrame",
     "BackupFrame",
+    "Blob",
+    "Count63",
+    "Digest",
     "FlushFrame",
     "HelloFrame",
     "InvalidateFrame",
     "LeaveFrame",
     "LookupFrame",
+    "Number",
+    "Op",
     "PingFrame",
     "Point",
+    "PoolNumber",
     "PrefetchFrame",
     "ReadyForm",
     "RegisterPoolFrame",
@@ -52,215 +90,7 @@ __all__ = [
     "pack",
 ]
 
-MAX_FRAME_NBYTES = 4 * 1024 * 1024
-"""Size of the largest frame in bytes."""
-MAX_PAGES = 64 * 1024
-"""Most pages of one operation."""
-
-MAGIC = b"dIPChica"
-"""What a greeting begins with; the same in all versions."""
-
-_LONGEST_S = 86400.0 * 365  # what devipc.deadline.bounded() makes of infinity
-_MAX_GROUPS = 64
-_MAX_ERROR_NBYTES = 8 * 1024
-_MAX_DETAIL_NBYTES = 1024 * 1024
 _SHOWN = 160
-
-Op = Annotated[int, Meta(ge=1, le=2**63 - 1)]
-Count63 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Number = Annotated[int, Meta(ge=0, le=2**32 - 1)]
-PoolNumber = Annotated[int, Meta(ge=1, le=2**32 - 1)]
-Version = Annotated[int, Meta(ge=0, le=2**16 - 1)]
-# What is not a number is refused by the bounds, too.
-Seconds = Annotated[float, Meta(ge=0.0, le=_LONGEST_S)]
-Digest = Annotated[bytes, Meta(min_length=KEY_NBYTES, max_length=KEY_NBYTES)]
-PagesForm = Annotated[bytes, Meta(max_length=8 * MAX_PAGES)]
-KeysForm = Annotated[bytes, Meta(max_length=KEY_NBYTES * MAX_PAGES)]
-Name = Annotated[str, Meta(max_length=128)]
-Blob = Annotated[bytes, Meta(max_length=MAX_FRAME_NBYTES)]
-
-
-class HelloFrame(Struct, frozen=True, kw_only=True, tag="hello"):
-    """What a client says first; its fields and their meaning stay for all versions.
-
-    ``features`` are bits. ``self_test`` is the key that this side computes for a known page. ``client`` is one life of
-    one client object, the same when it attaches again. ``way`` says how it wants frames to travel; the descriptors of
-    that come behind the one of its slots.
-    """
-
-    magic: Annotated[bytes, Meta(min_length=len(MAGIC), max_length=len(MAGIC))]
-    min_version: Version
-    max_version: Version
-    features: Count63
-    key_version: Version
-    self_test: Digest
-    client: Digest
-    way: Literal["rings", "messages"]
-
-
-class WelcomeFrame(Struct, frozen=True, kw_only=True, tag="welcome"):
-    """What is answered: version and features of the connection, the index's epoch, and where the engine is.
-
-    ``engine_path`` is where the engine process listens, ``engine_instance`` that process's own: nobody else will do.
-    ``device_uuid`` and ``backend`` are what a client has to open, too. ``write_policy`` is when pages should be backed
-    up where the client has no opinion of its own; one that it does not know means the first.
-    """
-
-    magic: Annotated[bytes, Meta(min_length=len(MAGIC), max_length=len(MAGIC))]
-    version: Version
-    features: Count63
-    key_version: Version
-    self_test: Digest
-    epoch: Count63
-    layer_groups: Annotated[tuple[Annotated[int, Meta(ge=1, le=2**16)], ...], Meta(max_length=_MAX_GROUPS)]
-    engine_path: Annotated[str, Meta(min_length=1, max_length=107)]
-    engine_instance: Digest
-    device_uuid: Name
-    backend: Name
-    write_policy: Name
-
-
-class LeaveFrame(Struct, frozen=True, kw_only=True, tag="leave"):
-    """How long to wait for what is open: of this client, or of all."""
-
-    timeout_s: Seconds
-
-
-class Point(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A value of the client's fence ``ready/<fence>`` in its session with the engine: when pages may be touched."""
-
-    fence: Number
-    n: Annotated[int, Meta(ge=1, le=2**62 - 1)]
-
-
-ReadyForm = Point | bool
-"""When pages may be touched: at a shared value; True: now; False: when the ready word of the slot says so."""
-
-
-class OpFrame(Struct, frozen=True, kw_only=True):
-    """What every request carries: the client's number for it."""
-
-    op: Op
-
-
-class PoolFrame(OpFrame, frozen=True, kw_only=True):
-    """A request about one generation of a pool."""
-
-    pool: PoolNumber
-    generation: Op
-
-
-class RegisterPoolFrame(PoolFrame, frozen=True, kw_only=True, tag="register_pool"):
-    """Make a pool known: ``layout`` as :func:`~devipc.hicache.layout.encode_layout` writes it.
-
-    The client shares chunk ``i`` of it in its session with the engine, as ``pool/<pool>/<generation>/<i>``.
-    """
-
-    device_uuid: Name
-    layout: Blob
-    namespace: Digest
-
-
-class UnregisterFrame(PoolFrame, frozen=True, kw_only=True, tag="unregister"):
-    """Forget a pool once no copy touches it any more."""
-
-
-class BackupFrame(PoolFrame, frozen=True, kw_only=True, tag="backup"):
-    """Copy pages to the host tier. ``slot`` is the operation's own until it has ended."""
-
-    pages: PagesForm
-    keys: KeysForm
-    ready: ReadyForm
-    slot: Number
-    timeout_s: Seconds
-    confirmed: bool
-    partial: bool
-
-
-class RestoreFrame(PoolFrame, frozen=True, kw_only=True, tag="restore"):
-    """Copy pages to the device; fields as :class:`BackupFrame`."""
-
-    pages: PagesForm
-    keys: KeysForm
-    ready: ReadyForm
-    slot: Number
-    timeout_s: Seconds
-    partial: bool
-
-
-class LookupFrame(PoolFrame, frozen=True, kw_only=True, tag="lookup"):
-    """Find pages and keep what was found for ``lease_s`` seconds at most."""
-
-    keys: KeysForm
-    lease_s: Seconds
-
-
-class PrefetchFrame(PoolFrame, frozen=True, kw_only=True, tag="prefetch"):
-    """Bring pages from the storage tier to the host tier."""
-
-    keys: KeysForm
-
-
-class InvalidateFrame(PoolFrame, frozen=True, kw_only=True, tag="invalidate"):
-    """Forget pages."""
-
-    keys: KeysForm
-
-
-class FlushFrame(PoolFrame, frozen=True, kw_only=True, tag="flush"):
-    """Forget all pages of the pool's namespace."""
-
-
-class StatusFrame(OpFrame, frozen=True, kw_only=True, tag="status"):
-    """Ask what the engine does."""
-
-
-class PingFrame(OpFrame, frozen=True, kw_only=True, tag="ping"):
-    """Ask whether anybody is there; answered by whoever takes frames, before any engine."""
-
-
-class TellFrame(OpFrame, frozen=True, kw_only=True, tag="tell"):
-    """Say something about an operation that was submitted: cancel, confirmed, discard, use or release."""
-
-    event: Event
-
-
-class AnswerFrame(OpFrame, frozen=True, kw_only=True, tag="answer"):
-    """What the engine tells about an operation.
-
-    Parameters
-    ----------
-    event : Event
-        Progress or a status.
-    results : bytes or None
-        A :class:`~devipc.hicache.results.PageResult` a page.
-    error : bytes or None
-        As the channel's errors travel.
-    detail : bytes or None
-        A JSON object.
-    """
-
-    event: Event
-    results: Annotated[bytes, Meta(max_length=MAX_PAGES)] | None = None
-    error: Annotated[bytes, Meta(max_length=_MAX_ERROR_NBYTES)] | None = None
-    detail: Annotated[bytes, Meta(max_length=_MAX_DETAIL_NBYTES)] | None = None
-
-
-RequestFrame = (
-    RegisterPoolFrame
-    | UnregisterFrame
-    | BackupFrame
-    | RestoreFrame
-    | LookupFrame
-    | PrefetchFrame
-    | InvalidateFrame
-    | FlushFrame
-    | StatusFrame
-    | PingFrame
-    | TellFrame
-)
-"""Everything that a client sends after its greeting."""
-AnyFrame = RequestFrame | AnswerFrame | HelloFrame | WelcomeFrame | LeaveFrame
 
 _F = TypeVar("_F", bound=Struct)
 _encoder = msgspec.msgpack.Encoder()
@@ -357,7 +187,9 @@ def _decode(decoder: msgspec.msgpack.Decoder[_F], body: bytes) -> _F:
         frame = decoder.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # a ValueError is text that is not UTF-8
         raise _not_a_frame(error) from error
-    _check(frame)
+    check = _CHECKS.get(type(frame))
+    if check is not None:
+        check(frame)
     return frame
 
 
@@ -370,21 +202,50 @@ def _not_a_frame(error: Exception) -> WireError:
     )
 
 
-def _check(frame: Struct) -> None:
-    """Check what the types of the fields do not say."""
-    if len(getattr(frame, "pages", b"")) % 8 or len(getattr(frame, "keys", b"")) % KEY_NBYTES:
-        raise WireError("a list of pages or keys ends inside an entry", code="shape")
-    if isinstance(frame, HelloFrame | WelcomeFrame) and frame.magic != MAGIC:
+# What the types of the fields do not say, by the type of the frame: every operation comes through here, both ways.
+
+
+def _check_lists(frame: BackupFrame | RestoreFrame) -> None:
+    if len(frame.pages) % 8:
+        raise WireError("a list of pages ends inside an entry", code="shape")
+    _check_keys(frame)
+
+
+def _check_keys(frame: BackupFrame | RestoreFrame | LookupFrame | PrefetchFrame | InvalidateFrame) -> None:
+    if len(frame.keys) % KEY_NBYTES:
+        raise WireError("a list of keys ends inside an entry", code="shape")
+
+
+def _check_magic(frame: HelloFrame | WelcomeFrame) -> None:
+    if frame.magic != MAGIC:
         raise WireError("greeting without the magic", code="magic", remedy="the peer speaks another protocol")
-    if isinstance(frame, TellFrame) and frame.event not in REQUESTS:
+
+
+def _check_told(frame: TellFrame) -> None:
+    if frame.event not in REQUESTS:
         raise WireError(f"a client does not tell {frame.event.value!r}", code="event")
-    if isinstance(frame, AnswerFrame):
-        if frame.event not in ANSWERS:
-            raise WireError(f"an engine does not tell {frame.event.value!r}", code="event")
-        if frame.results and max(frame.results) > _LAST_RESULT:
-            raise WireError(f"unknown result {max(frame.results)} of a page", code="result")
-        if frame.detail is not None:
-            decode_detail(frame.detail)
+
+
+def _check_answer(frame: AnswerFrame) -> None:
+    if frame.event not in ANSWERS:
+        raise WireError(f"an engine does not tell {frame.event.value!r}", code="event")
+    if frame.results and max(frame.results) > _LAST_RESULT:
+        raise WireError(f"unknown result {max(frame.results)} of a page", code="result")
+    if frame.detail is not None:
+        decode_detail(frame.detail)
+
+
+_CHECKS: dict[type[Struct], Callable[[Any], None]] = {
+    BackupFrame: _check_lists,
+    RestoreFrame: _check_lists,
+    LookupFrame: _check_keys,
+    PrefetchFrame: _check_keys,
+    InvalidateFrame: _check_keys,
+    HelloFrame: _check_magic,
+    WelcomeFrame: _check_magic,
+    TellFrame: _check_told,
+    AnswerFrame: _check_answer,
+}
 
 
 def decode_detail(detail: bytes) -> dict[str, object]:
