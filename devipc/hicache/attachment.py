@@ -25,7 +25,7 @@ from devipc.hicache.pump import Pump
 from devipc.hicache.readypoints import Forwarder, StreamPoint, StreamPoints
 from devipc.hicache.requests import Backup, CompletionFence, ReadyPoint, Request, Restore
 from devipc.hicache.results import Answer
-from devipc.hicache.slots import Slots
+from devipc.hicache.slots import Readiness, Slots
 from devipc.hicache.slotuse import SlotFence, SlotTable
 from devipc.hicache.transport import LinkKind, Transport
 from devipc.hicache.waiting import Waiters, wake
@@ -139,7 +139,8 @@ class Attachment(Numbers):
             return True if point.reached() else p.Point(fence=point.number, n=point.n)
         op = self._slots.op(slot)
         self._forwarder.watch(self._slots, slot, point, lambda error: self._reasons.update({op: error}))
-        return False
+        # What is reached already needs nobody to look at it.
+        return self._slots.readiness(slot) is Readiness.REACHED
 
     def mark(self, stream: Stream) -> StreamPoint:
         """Return a point behind all work of a stream so far; see :class:`~devipc.hicache.readypoints.StreamPoints`."""
