@@ -91,6 +91,18 @@ class Scheduler:
         except PeerGone as error:
             return error.code
 
+    def begin_backup(self, pool: int, pages: list[int], seed: int) -> None:
+        """Begin a backup that :meth:`statuses` waits for, unless the cache is away."""
+        with contextlib.suppress(PeerGone):
+            self.backup(pool, pages, seed, wait=False)
+
+    def attached_again(self) -> None:
+        """Wait until an engine serves this client."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while self.client.status().get("degraded"):
+            assert time.monotonic() < deadline, "still degraded"
+            time.sleep(0.02)
+
     def restore(self, pool: int, pages: list[int], seed: int) -> str:
         """Restore to poisoned pages, and look at every byte of them and around them."""
         keys = self._keys(pool, len(pages), seed)
@@ -109,7 +121,8 @@ class Scheduler:
 
     def statuses(self) -> list[str]:
         """How the operations that were not waited for ended."""
-        return [ticket.wait(TIMEOUT_S).status.value for ticket in self.tickets]
+        tickets, self.tickets = self.tickets, []
+        return [ticket.wait(TIMEOUT_S).status.value for ticket in tickets]
 
     def restored_again(self, pool: int, pages: list[int], seed: int) -> float:
         """Try a restore until it is completed; return how many seconds that took."""
