@@ -87,7 +87,7 @@ class Rig:
         self.deadline_s = deadline_s
         if device.transfer is None:
             answer = device.capabilities().get("transfer")
-            raise Unavailable(f"no transfer interface: {answer.reason if answer else 'no reason given'}")
+            raise Unavailable(f"no transfer interface: {answer.reason if answer is not None else 'no reason given'}")
         self.transfer: DeviceTransfer = device.transfer
         try:
             self.staging = Staging(device.transfer, STAGING_NBYTES)
@@ -112,7 +112,7 @@ class Rig:
         """
         if self.device.memory is None:
             answer = self.device.capabilities().get("memory")
-            raise Unavailable(f"no memory interface: {answer.reason if answer else 'no reason given'}")
+            raise Unavailable(f"no memory interface: {answer.reason if answer is not None else 'no reason given'}")
         return self.device.memory
 
     @property
@@ -150,7 +150,7 @@ class Rig:
         else:
             mechanism = Mechanism.EVENT if name == "events" else Mechanism.STREAM_MEMOP
             answer = self.device.sync.mechanisms().get(mechanism)
-        return f"no {name}: {answer.reason if answer else 'no reason given'}"
+        return f"no {name}: {answer.reason if answer is not None else 'no reason given'}"
 
     # --- moving content ----------------------------------------------------------------------------------------------
 
