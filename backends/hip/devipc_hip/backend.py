@@ -110,6 +110,7 @@ class HipBackend:
         try:
             driver.initialize()
             facts["runtime"] = driver.version_text(driver.runtime_version())
+            facts["driver"] = f"HIP runtime {facts['runtime']}"
         except DevIPCError as error:
             facts["error"] = str(error)
         paths = driver.library_paths()

@@ -6,10 +6,12 @@ backends.hip.tests.profile:simulated``. Knows no case but by its id.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from devipc.conformance import BackendProfile
 from devipc.types import HandleKind, Strategy
 
-__all__ = ["forwarded", "simulated"]
+__all__ = ["forwarded", "forwarded_whole_device", "simulated"]
 
 simulated = BackendProfile(
     backend="hip",
@@ -23,3 +25,11 @@ forwarded = BackendProfile(
     strategies=tuple(Strategy),
 )
 """The same calls forwarded to another vendor's driver, which opens no dma-buf of this kind."""
+
+forwarded_whole_device = replace(
+    forwarded,
+    skips_allowed=False,
+    # DISC-010: a whole device is no slice. MEM-206: a legacy handle has no descriptors.
+    expected_skips=frozenset(("DISC-010", "MEM-206")),
+)
+"""That on a real device, where only what a whole device cannot run may be left out."""

@@ -1,47 +1,116 @@
-"""The conformance suite on the simulated runtime: as it is, without inter-process events, without value operations."""
+"""The conformance suite on the simulated runtime: as it is, without events, without values, and as older ones are.
+
+And on another vendor's simulated driver, by the library that passes calls on.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from .peers import environment
+from .peers import ROOT, environment
 
-pytestmark = [pytest.mark.long, pytest.mark.simulator, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.simulator
 
 ALL = {"stream_memop", "host_flag", "polling", "event"}
 VARIANTS: dict[str, tuple[dict[str, object], set[str]]] = {
     "whole": ({}, ALL),
     "no-events": ({"DEVSIM_IPC_EVENTS": 0}, ALL - {"event"}),
-    "no-memops": ({"DEVSIM_MEMOPS": 0}, ALL - {"stream_memop"}),
     "neither": ({"DEVSIM_IPC_EVENTS": 0, "DEVSIM_MEMOPS": 0}, {"host_flag", "polling"}),
-    "slow": ({"DEVSIM_DELAY_US": 50}, ALL),
+    "older": (
+        {"driver_version": 70_200_001, "few_attributes": 1, "fd_by_pointer": 1, "event_wait_blocks": 1},
+        ALL - {"event"},
+    ),
 }
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_every_case_passes(name: str, tmp_path: Path) -> None:
-    switches, strategies = VARIANTS[name]
+def run_suite(tmp_path: Path, env: dict[str, str], *options: str) -> Any:
+    """Run the suite in a process of its own; return its report."""
     results = tmp_path / "results.json"
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "devipc.conformance"),
-            *("-p", "devipc.conformance.plugin", "--devipc-backend", "hip", "--devipc-results", str(results)),
+            *("-p", "devipc.conformance.plugin", "--devipc-results", str(results), *options),
         ],
         cwd=tmp_path,
-        env=environment({**switches, "DEVIPC_TRIAL_CACHE": ""}),
+        env={**env, "DEVIPC_TRIAL_CACHE": ""},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=540,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     report = json.loads(results.read_text())
-    assert len(report["cases"]) >= 60
     assert (report["counts"]["fail"], report["counts"]["error"]) == (0, 0)
-    passed = {test["parameters"] for test in report["tests"] if test["result"] == "pass" and test["id"] == "ORD-086"}
-    assert passed == strategies
+    return report
+
+
+def passed(report: Any, case: str) -> set[str]:
+    return {test["parameters"] for test in report["tests"] if test["result"] == "pass" and test["id"] == case}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_case_passes(name: str, tmp_path: Path) -> None:
+    switches, strategies = VARIANTS[name]
+    chosen = (
+        ("--devipc-profile", "backends.hip.tests.profile:simulated") if name == "whole" else ("--devipc-backend", "hip")
+    )
+    report = run_suite(tmp_path, environment(switches), *chosen)
+    assert len(report["cases"]) >= 60
+    assert passed(report, "ORD-086") == strategies
+
+
+def test_values_arrive_in_order_by_every_strategy(tmp_path: Path) -> None:
+    report = run_suite(tmp_path, environment({}), "--devipc-backend", "hip", "-k", "test_hand_back")
+    assert passed(report, "ORD-086") == ALL
+
+
+def forwarded() -> dict[str, str]:
+    """Variables of a process whose runtime passes calls on to the simulated driver of another vendor."""
+    folders = []
+    for front in ("hip_on_cuda", "cuda"):
+        command = [sys.executable, str(ROOT / "tests/simulator/build.py"), front]
+        folders.append(subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout.strip())
+    values = environment({})
+    del values["DEVSIM_DRIVER_VERSION"]
+    values["ROCM_PATH"] = folders[0]
+    values["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, (folders[1], values.get("LD_LIBRARY_PATH"))))
+    return values
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_the_script_for_hardware_runs(tmp_path: Path) -> None:
+    """On the other vendor's simulated driver; what it writes says that no AMD device was below."""
+    values = forwarded()
+    python = tmp_path / "bin"
+    python.mkdir()
+    (python / "python3").symlink_to(sys.executable)
+    values["PATH"] = f"{python}:{values['PATH']}"
+    values["DEVIPC_HIP_FORWARD"] = values["ROCM_PATH"]
+    values["OUT"] = str(tmp_path / "out")
+    script = str(ROOT / "backends/hip/tests/hardware/run_h200.sh")
+    done = subprocess.run(["bash", script, "demo"], env=values, capture_output=True, text=True, timeout=230)
+    assert done.returncode == 0, done.stdout + done.stderr
+    kept = json.loads((tmp_path / "out/results/demo.json").read_text())
+    assert kept["hardware"] == kept["facts"]["hardware"] == "NVIDIA via forwarding"
+    assert "HIP by forwarding" in kept["facts"]["device"]
+    assert set(kept["strategies"]) == ALL
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_every_case_passes_by_forwarding(tmp_path: Path) -> None:
+    report = run_suite(tmp_path, forwarded(), "--devipc-profile", "backends.hip.tests.profile:forwarded")
+    assert len(report["cases"]) >= 60
+    assert passed(report, "ORD-086") == ALL
+    tried = {test["parameters"] for test in report["tests"] if test["result"] == "pass" and test["id"] == "MEM-203"}
+    assert tried == {"legacy", "vmm_fd", "pool"}

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <string.h>
 
 enum { DEVICES = 64, VERSION = 71500000 }; /* the interface that this library speaks: HIP 7.15 */
 
@@ -140,7 +141,18 @@ int hipDeviceGetAttribute(int *value, int attribute, int ordinal) {
   return note(code ? code : HIP_INVALID_VALUE);
 }
 
-FORWARD(hipDeviceGetName, (char *name, int size, int device), cuDeviceGetName, (name, size, device))
+/* Nobody shall take what was seen here for what an AMD device does. */
+EXPORT int hipDeviceGetName(char *name, int size, int device);
+int hipDeviceGetName(char *name, int size, int device) {
+  static const char label[] = " (HIP by forwarding)";
+  int code = start();
+  if (!code)
+    code = driver.cuDeviceGetName(name, size, device);
+  if (!code && strlen(name) + sizeof label <= (size_t)size)
+    strcat(name, label);
+  return note(code);
+}
+
 FORWARD(hipDeviceGetUuid, (hipUuid *uuid, int device), cuDeviceGetUuid_v2, (uuid, device))
 FORWARD(hipDeviceGetPCIBusId, (char *out, int size, int device), cuDeviceGetPCIBusId, (out, size, device))
 FORWARD(hipDeviceTotalMem, (size_t *bytes, int device), cuDeviceTotalMem_v2, (bytes, device))
