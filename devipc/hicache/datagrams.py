@@ -9,6 +9,7 @@ import copy
 import os
 import select
 import socket
+import struct
 import threading
 
 from devipc.channel.datagram import Deadline, send_datagram
@@ -27,6 +28,7 @@ from devipc.wire import MAX_BODY_NBYTES
 
 __all__ = ["MessageTransport"]
 
+_WAIT_S = 0.02  # how long the kernel waits for a datagram
 _LAST, _MORE = b"\0", b"\1"
 
 
@@ -41,9 +43,11 @@ class MessageTransport:
     ----------
     sock : socket.socket
         Connected, ``SOCK_SEQPACKET``; owned.
+    own : bool
+        No other process has this end: nobody else can change how its calls wait.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, *, own: bool) -> None:
         self._sock = sock
         self._pid = os.getpid()
         self._buffer = bytearray(MAX_BODY_NBYTES + 1)
@@ -56,7 +60,11 @@ class MessageTransport:
         self._sending, self._turn, self._closing = threading.Lock(), threading.Lock(), threading.Lock()
         self._ended: DevIPCError | None = None
         self._closed = False
-        sock.setblocking(False)
+        self._own = own
+        self._flags = socket.MSG_TRUNC if own else socket.MSG_TRUNC | socket.MSG_DONTWAIT
+        sock.setblocking(True)
+        if own:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, int(_WAIT_S * 1e6)))
         close_in_child(self)
 
     @property
@@ -100,20 +108,25 @@ class MessageTransport:
             raise CompletionTimeout("another thread takes")
         try:
             self._check()
-            while self._poller.poll(deadline.poll_ms()):
-                self._check()
+            # Where there is time, the call that receives waits by itself: one system call for a frame.
+            waits = not self._own or timeout_s < _WAIT_S
+            while True:
+                if waits and not self._poller.poll(deadline.poll_ms()):
+                    break
                 frame = self._receive()
                 if frame is not None:
                     return frame
+                self._check()
+                waits = True
         finally:
             self._turn.release()
         raise CompletionTimeout(f"no frame came for {timeout_s:g} s")
 
     def _receive(self) -> bytes | None:
-        """Return the frame that the datagram which has come completes, if it does."""
+        """Return the frame that the next datagram completes, if one comes soon and does."""
         self._taken += 1
         try:
-            nbytes = self._sock.recv_into(self._buffer, 0, socket.MSG_DONTWAIT | socket.MSG_TRUNC)
+            nbytes = self._sock.recv_into(self._buffer, 0, self._flags)
         except (BlockingIOError, ConnectionResetError):  # a reset is told once; last words are still in the queue
             self._taken -= 1
             return None

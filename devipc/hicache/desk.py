@@ -139,7 +139,8 @@ class Desk:
         ClosedError
             When the client is closed, or its engine is dying.
         """
-        self.check_open()
+        if self.closed or os.getpid() != self._pid:
+            self.check_open()
         with self._numbers:
             if self.closed:  # meanwhile
                 self.check_open()

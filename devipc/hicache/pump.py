@@ -22,7 +22,8 @@ from devipc.hicache.waiting import Waiters, baton, park, wake
 __all__ = ["Pump"]
 
 _LOOK_S = 2e-3  # how long nobody may have waited before the background takes over
-_SLICE_S = 0.25  # how long the background takes before it looks whether there is anything to take
+_SLICE_S = 0.02  # how long to take before looking what other threads did
+_TURN_S = 0.25  # how long the background takes before it looks whether there is anything to take
 _LOOKS_BEFORE_SLEEP = 50
 _log = logging.getLogger("devipc.hicache")
 
@@ -131,11 +132,12 @@ class Pump:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return
-                frame = self._take(timeout_s=left)
+                try:
+                    frame = self._take(timeout_s=min(left, _SLICE_S))
+                except CompletionTimeout:  # another thread may have changed what is waited for
+                    continue
                 self._deliver(frame)
                 self._delivered += 1
-        except CompletionTimeout:
-            return
         except DevIPCError as error:
             self._finish(error)
         except BaseException:
@@ -162,7 +164,7 @@ class Pump:
                 continue
             try:
                 while self._is_open() and not self._gives_way():
-                    self._drive(self._gives_way, time.monotonic() + _SLICE_S)
+                    self._drive(self._gives_way, time.monotonic() + _TURN_S)
             except BaseException:
                 _log.exception("a defect of the cache client, which ends its connection")
                 self._finish(DevIPCError("a defect while answers were taken", code="defect", remedy="report it"))

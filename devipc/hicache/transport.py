@@ -178,7 +178,7 @@ class Offer:
             mine, theirs = self._pair
             self._pair = []
             theirs.close()
-            return MessageTransport(mine)
+            return MessageTransport(mine, own=True)
         into = Consumer(fds, limit_nbytes=MAX_FRAME_NBYTES, spin_s=DEFAULT_SPIN_S)
         out, self._out = self._out, None
         return RingTransport(out, into)
@@ -236,7 +236,7 @@ def take_offer(way: Way, fds: Sequence[int], *, spin_s: float = DEFAULT_SPIN_S) 
         When memory or descriptors ran out.
     """
     if way is Way.MESSAGES:
-        return Taken(MessageTransport(_adopt(fds)), ())
+        return Taken(MessageTransport(_adopt(fds), own=False), ())
     into = Consumer(fds, limit_nbytes=MAX_FRAME_NBYTES, spin_s=spin_s)
     try:
         out = Producer()
