@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from devipc.host.backend import HostBackend, HostDevice
-from devipc.spi import Backend, Capability, CapabilityError, DeviceInfo, hookimpl
+from devipc.spi import Backend, Capability, CapabilityError, DeviceInfo, ResourceExhausted, hookimpl
 
 DEVIPC_CONTRACT = 1
 FAULT = os.environ.get("DEVIPC_TEST_FAULT", "")
@@ -116,6 +116,8 @@ class Transfer(Changed):
     def register_host(self, address: int, nbytes: int) -> Any:
         if FAULT == "no_register":
             raise CapabilityError("host memory cannot be registered", remedy="ulimit -l unlimited")
+        if FAULT == "pin_limit" and nbytes > 1 << 20:
+            raise ResourceExhausted("1 MiB may be pinned", remedy="ulimit -l unlimited")
         return self._inner.register_host(address, nbytes)
 
 

@@ -62,10 +62,10 @@ QUICK = {"cuda-memops=0", "hip-devices=1", "levelzero-ipc=0"}
 
 
 def check(case: Case) -> None:
-    name, _, value = case.setting.partition("=")
+    settings = dict(setting.partition("=")[::2] for setting in case.setting.split())
     env = environment(only=case.front, DEVSIM_ROOM=control.new_room(), CUDA_PYTHON_DISABLE_VERSION_CHECK="1")
     env |= {"DEVSIM_DRIVER_VERSION": HIP_RUNTIME} if case.front == "hip" else {}
-    env |= {f"DEVSIM_{name.upper()}": value}
+    env |= {f"DEVSIM_{name.upper()}": value for name, value in settings.items()}
     variable = FINDS_ITS_DRIVER_BY[case.front]
     env[variable] = os.pathsep.join(filter(None, (str(build.build(case.front)), os.environ.get(variable))))
     arguments = ("--backend", case.front, "--device", "0", "--timeout", str(TIMEOUT_S))
