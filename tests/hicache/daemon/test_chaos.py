@@ -66,8 +66,9 @@ class Chaos:
         status = self.daemon.status()
         self.under_way += bool(status["operations"])
         if what == "engine":
+            starts = status["engine"]["starts"]
             self._kill(status["engine"]["pid"])
-            until(lambda: (found := self.daemon.status())["state"] == "running" and found["engine"]["starts"])
+            until(lambda: (found := self.daemon.status())["state"] == "running" and found["engine"]["starts"] > starts)
             self._slow(self.daemon)
         elif what == "scheduler":
             number = self.rng.randrange(2)
@@ -132,6 +133,9 @@ def test_kills_at_random_bring_no_wrong_byte_and_nobody_hangs() -> None:
                 what = chaos.strike()
                 print(f"{number}: {what}, then {chaos.settle()}")
             chaos.end()
+        except BaseException:
+            print(chaos.daemon.said())
+            raise
         finally:
             chaos.close()
         print(f"{chaos.kills} kills, operations under way at {chaos.under_way} of {ROUNDS} strikes")
