@@ -54,7 +54,7 @@ class EngineWorld:
                 build.build("cuda"), control.new_room(), **switches
             )
         self._variables = variables or {}
-        self.folder = tempfile.mkdtemp(prefix="e", dir="/tmp")
+        self.folder = tempfile.mkdtemp(prefix="e", dir="/tmp")  # short: sockets lie there
         self.arena = HostArena(arena_nbytes)
         self.slots = Slots.create(64)
         self.ends: list[DevIPCError] = []
