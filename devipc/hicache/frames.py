@@ -58,17 +58,23 @@ _MAX_ERROR_NBYTES = 8 * 1024
 _MAX_DETAIL_NBYTES = 1024 * 1024
 
 Op = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+"""Number of an operation, or of a generation."""
 Count63 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+"""Any other number."""
 Number = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+"""Number of something that is shared: a fence, a slot."""
 PoolNumber = Annotated[int, Meta(ge=1, le=2**32 - 1)]
+"""Number of a pool."""
 Version = Annotated[int, Meta(ge=0, le=2**16 - 1)]
 # What is not a number is refused by the bounds, too.
 Seconds = Annotated[float, Meta(ge=0.0, le=_LONGEST_S)]
 Digest = Annotated[bytes, Meta(min_length=KEY_NBYTES, max_length=KEY_NBYTES)]
+"""16 bytes: a key, a namespace, or one life of a process or client."""
 PagesForm = Annotated[bytes, Meta(max_length=8 * MAX_PAGES)]
 KeysForm = Annotated[bytes, Meta(max_length=KEY_NBYTES * MAX_PAGES)]
 Name = Annotated[str, Meta(max_length=128)]
 Blob = Annotated[bytes, Meta(max_length=MAX_FRAME_NBYTES)]
+"""Bytes with a form of their own."""
 
 
 class HelloFrame(Struct, frozen=True, kw_only=True, tag="hello"):
@@ -252,3 +258,4 @@ RequestFrame = (
 )
 """Everything that a client sends after its greeting."""
 AnyFrame = RequestFrame | AnswerFrame | HelloFrame | WelcomeFrame | LeaveFrame
+"""Everything that travels."""
