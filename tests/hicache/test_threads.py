@@ -138,7 +138,7 @@ def test_a_callback_that_does_not_return_does_not_keep_a_client_from_closing(
     device: Device, caplog: pytest.LogCaptureFixture
 ) -> None:
     client, go = connect("inproc:", device=device, config=SMALL), threading.Event()
-    ticket = client._ask(lambda op: StatusRequest(op=op))
+    ticket = client._desk.submit(lambda op: StatusRequest(op=op))
     ticket.add_callback(lambda _ticket: until(go.is_set))
     began = time.monotonic()
     client.close(timeout_s=0.2)
