@@ -110,18 +110,9 @@ def _regions(regions: Sequence[int]) -> list[int] | None:
     return [region or -1 - number for number, region in enumerate(regions)] or None
 
 
-def _submit(
-    transfer: DeviceTransfer,
-    stream: Stream,
-    plan: CopyPlan,
-    on_group: Callable[[int], None],
-    batches: DeviceTransfer | Fan,
-) -> None:
+def _submit(fan: Fan, stream: Stream, plan: CopyPlan, on_group: Callable[[int], None]) -> None:
     for group, copies in enumerate(plan.groups):
-        if len(copies.strided):
-            transfer.copy_strided(stream, copies.strided)
-        if len(copies.nbytes):
-            batches.copy_batch(stream, copies.dst, copies.src, copies.nbytes)
+        fan.put(stream, copies)
         on_group(group)
 
 
@@ -151,7 +142,7 @@ class PinnedMover:
     groups : sequence of int
         Sizes of a restore's first layer groups.
     fan : Fan, optional
-        Side streams for batches.
+        Side streams; none when None.
     """
 
     def __init__(
@@ -162,10 +153,9 @@ class PinnedMover:
         groups: Sequence[int] = LAYER_GROUPS,
         fan: Fan | None = None,
     ) -> None:
-        self._transfer = transfer
         self._arena = arena
         self._groups = groups
-        self._batches = transfer if fan is None else fan
+        self._fan = fan or Fan(transfer, MarkerPool(transfer), count=0, priority=0)
 
     def planner(self, layout: PoolLayout, addresses: Sequence[int], regions: Sequence[int] = ()) -> Planner:
         """See :class:`Mover`."""
@@ -190,7 +180,7 @@ class PinnedMover:
         """See :class:`Mover`."""
         host = HostPages.extents(places.offset + self._arena.address, places.span, places.index)
         plan = planner.plan(direction, pages, host, by_layer_group=direction is Direction.RESTORE)
-        _submit(self._transfer, stream, plan, on_group, self._batches)
+        _submit(self._fan, stream, plan, on_group)
 
 
 class BouncedMover:
@@ -222,6 +212,7 @@ class BouncedMover:
         self._arena = arena
         self._bounce = bounce
         self._markers = markers
+        self._fan = Fan(transfer, markers, count=0, priority=0)
         self._stopped = stopped
         self._groups = groups
         self._half = bounce.nbytes // 2
@@ -258,7 +249,7 @@ class BouncedMover:
             plan = planner.plan(direction, part, HostPages.blocks(slots))
             if direction is Direction.RESTORE:
                 self._shift(slots, places, start, pieces, to_arena=False)
-            _submit(self._transfer, stream, plan, lambda _group: None, self._transfer)
+            _submit(self._fan, stream, plan, lambda _group: None)
             self._await(stream)
             if direction is Direction.BACKUP:
                 self._shift(slots, places, start, pieces, to_arena=True)
