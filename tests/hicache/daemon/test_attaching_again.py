@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +21,7 @@ from devipc.registry import load_backend
 from tests.hicache.daemon.daemons import Daemon, daemon
 from tests.hicache.engine_with_faults import FOLDER, MODULE, Faults
 from tests.hicache.pools import TIMEOUT_S, PoolMemory, until
+from tests.hicache.resident import resident_nbytes
 from tests.hicache.world import World
 
 pytestmark = pytest.mark.chaos
@@ -39,6 +41,7 @@ class Scene:
         self.daemon = running
         self.folder = folder
         self.it = World(device)  # for its pools
+        self.stream = self.it.stream()
         self.memory: PoolMemory = self.it.attention_pool()
         self.client: HiCacheClient = connect("unix:" + running.path, device=device)
         self.handle = self.it.register(self.client, self.memory)
@@ -73,7 +76,7 @@ class Scene:
         """Another page goes there and comes back."""
         keys = self.it.keys(self.handle, 2, seed=seed)
         self.memory.fill([11, 12], keys)
-        assert set(self.client.backup(self.handle, [11, 12], keys, ready=self.it.stream()).result(TIMEOUT_S)) == {1}
+        assert set(self.client.backup(self.handle, [11, 12], keys, ready=self.stream).result(TIMEOUT_S)) == {1}
         self.memory.poison([13, 14])
         done = self.client.restore(self.handle, keys, [13, 14], ready=UNFENCED)
         assert set(done.result(TIMEOUT_S)) == {PageResult.RESTORED}
@@ -186,6 +189,26 @@ def test_a_stopped_daemon_is_waited_for_and_publishes_nothing_that_was_given_up(
     assert client.match(handle, key) == 0
     scene.check_serves(90)
     assert client.status()["losses"] == 0
+
+
+@pytest.mark.long
+def test_many_losses_leave_nothing_behind(scene: Scene) -> None:
+    """Descriptors, threads and memory are the same after six engines as after two."""
+    seen: list[tuple[int, int]] = []
+    peak = 0
+    for number in range(6):
+        os.kill(scene.engine_pid, signal.SIGKILL)
+        until(lambda number=number: scene.client.status()["losses"] == number + 1)  # type: ignore[misc]
+        scene.wait_attached()
+        scene.check_serves(100 + number)
+        if len(seen) > 1:
+            until(lambda: threading.active_count() <= seen[1][1], 5)
+        seen.append((len(os.listdir("/proc/self/fd")), threading.active_count()))
+        if number == 1:
+            peak = resident_nbytes()
+    assert seen[-1][0] <= seen[1][0], seen
+    assert resident_nbytes() - peak < 8 * 2**20
+    assert scene.client.match(scene.handle, scene.keys) == 8
 
 
 class Never:
