@@ -29,7 +29,18 @@ from devipc.errors import CapabilityError, CompletionTimeout, DevIPCError, PeerG
 from devipc.interfaces.backend import Device
 from devipc.probe.memory import OpenedMemory, check_memory
 from devipc.probe.pair import partner_limit
-from devipc.probe.partner import CALL, TRIAL, CheckFailed, NotTried, Partner, decode_call, encode_call, encode_failure
+from devipc.probe.partner import (
+    CALL,
+    START_LIMIT_S,
+    STARTED,
+    TRIAL,
+    CheckFailed,
+    NotTried,
+    Partner,
+    decode_call,
+    encode_call,
+    encode_failure,
+)
 from devipc.probe.sync import OpenedEvent, SharedPage, check_mechanism, check_strategy
 from devipc.probe.transfer import SharedHost, check_transfer
 from devipc.registry import load_backend
@@ -77,6 +88,7 @@ class _Importer:
             self._steps[f"{name}.close"] = lambda *_, name=name: self._open.pop(name).close()
 
     def serve(self) -> None:
+        self._link.send(STARTED, timeout_s=START_LIMIT_S)
         while True:
             try:
                 message = self._link.receive(None)
@@ -125,6 +137,8 @@ class _Exporter:
         self._deadline = 0.0
 
     def serve(self) -> None:
+        self._partner.wait_started()
+        self._control.send(STARTED, timeout_s=START_LIMIT_S)
         while True:
             try:
                 order = json.loads(self._control.receive(None).body)

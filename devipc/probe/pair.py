@@ -21,6 +21,7 @@ from typing import Any
 from devipc.capabilities import Capability, Verdict
 from devipc.channel.seqpacket import Channel, channel_pair
 from devipc.errors import CompletionTimeout, DevIPCError, PeerGone
+from devipc.probe.partner import CALL, START_LIMIT_S
 
 __all__ = ["Pair", "Target", "capability_from", "partner_limit"]
 
@@ -66,6 +67,7 @@ class Pair:
 
     def __init__(self, exporter: Target, importer: Target | None) -> None:
         self._stack = contextlib.ExitStack()
+        self._started = False
         with contextlib.ExitStack() as failed, contextlib.ExitStack() as passed_on:
             failed.callback(self.close)
             ours, control = channel_pair()
@@ -89,14 +91,17 @@ class Pair:
     def order(self, what: str, *, limit_s: float) -> dict[str, Any]:
         """Have one thing done and return the answer, or ``{"capability": ..., "hung": ...}`` when none came.
 
-        Blocks for at most ``limit_s`` and a little. After a verdict other than ``yes`` the pair should not be used
-        again: nobody knows in what state a driver is.
+        Blocks for at most ``limit_s`` and a little; the first time also until the processes have started. After a
+        verdict other than ``yes`` the pair should not be used again: nobody knows in what state a driver is.
         """
         started = time.monotonic()
         gone = self._exporter
         try:
+            if not self._started:
+                self._control.receive(START_LIMIT_S)
+                self._started, started = True, time.monotonic()
             order = json.dumps({"do": what, "limit_s": limit_s}).encode()
-            self._control.send(1, order, timeout_s=limit_s)
+            self._control.send(CALL, order, timeout_s=limit_s)
             answer: dict[str, Any] = json.loads(self._control.receive(limit_s + _GRACE_S).body)
             if "partner_gone" not in answer:
                 return answer

@@ -5,19 +5,35 @@ Owns the bytes between exporter and importer. It knows no device and no check.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from devipc.channel.datagram import close_all
 from devipc.channel.seqpacket import Channel, Message
-from devipc.errors import CapabilityError, DevIPCError, ResourceExhausted
+from devipc.errors import CapabilityError, CompletionTimeout, DevIPCError, PeerGone, ResourceExhausted
 from devipc.wire import MAX_MESSAGE_NBYTES, Reader, Writer
 
-__all__ = ["CALL", "TRIAL", "CheckFailed", "NotTried", "Partner", "decode_call", "encode_call", "encode_failure"]
+__all__ = [
+    "CALL",
+    "STARTED",
+    "START_LIMIT_S",
+    "TRIAL",
+    "CheckFailed",
+    "NotTried",
+    "Partner",
+    "decode_call",
+    "encode_call",
+    "encode_failure",
+]
 
 CALL = 1
 """Kind of a message that asks the importer for one thing by name, and of its answer."""
+STARTED = 3
+"""Kind of the first message of a process: it is there, and has loaded no backend yet."""
+START_LIMIT_S = 60.0
+"""How long a process may take for that; a busy machine needs seconds, and none of them is a backend's."""
 TRIAL = 2
 """Kind of a message of a fence's trial, whose bytes are :mod:`devipc.completion.trial`'s."""
 
@@ -81,6 +97,11 @@ class Partner:
         self._channel = channel
         self.timeout_s = 10.0
         """Longest wait for one answer, in seconds."""
+
+    def wait_started(self) -> None:
+        """Block until the importer's process takes questions; one that never will is noticed by the first of them."""
+        with contextlib.suppress(PeerGone, CompletionTimeout):
+            close_all(self._channel.receive(START_LIMIT_S / 2).fds)
 
     def ask(self, what: str, data: bytes = b"", *, fds: Sequence[int] = (), **fields: Any) -> dict[str, Any]:
         """Have one step done and return what came of it; content that comes back is under ``"data"``.
