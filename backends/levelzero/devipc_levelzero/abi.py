@@ -20,6 +20,7 @@ __all__ = [
     "DeviceMemory",
     "DeviceMemoryDesc",
     "DeviceProperties",
+    "DriverProperties",
     "EventDesc",
     "EventPoolDesc",
     "IpcFlags",
@@ -113,6 +114,13 @@ class PciProperties(_Base):
     )
 
 
+class DriverProperties(_Base):
+    """``ze_driver_properties_t``."""
+
+    STYPE = 0x1
+    _fields_ = (("uuid", c_ubyte * 16), ("version", c_uint32))
+
+
 class IpcFlags(_Base):
     """``ze_driver_ipc_properties_t``."""
 
@@ -177,6 +185,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "zeInit": (c_uint32,),
     "zeDriverGet": (_OUT, _OUT),
     "zeDriverGetApiVersion": (c_void_p, _OUT),
+    "zeDriverGetProperties": (c_void_p, _OUT),
     "zeDriverGetIpcProperties": (c_void_p, _OUT),
     "zeDriverGetExtensionFunctionAddress": (c_void_p, c_char_p, _OUT),
     "zeDeviceGet": (c_void_p, _OUT, _OUT),

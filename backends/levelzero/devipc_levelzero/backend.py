@@ -115,12 +115,13 @@ class LevelZeroBackend:
 
     def facts(self) -> Mapping[str, str]:
         """Return versions, loaded libraries, settings and the rights that handles need; never raises."""
-        facts = {"pyzes": driver.pyzes_version() or "not installed"}
+        facts = {"bindings": f"pyzes {driver.pyzes_version() or 'not installed'}"}
         facts.update({name: os.environ[name] for name in _SETTINGS if name in os.environ})
         facts["ptrace_scope"] = _first_line("/proc/sys/kernel/yama/ptrace_scope") or "no yama"
         try:
             driver.initialize()
-            facts["api"] = ", ".join(driver.api_version(handle) for handle in driver.drivers())
+            found = [driver.versions(handle) for handle in driver.drivers()]
+            facts["driver"] = ", ".join(f"{own} with interface {api}" for own, api in found)
         except DevIPCError as error:
             facts["error"] = str(error)
         if why := driver.why_no_pyzes():

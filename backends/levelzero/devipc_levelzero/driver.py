@@ -17,12 +17,11 @@ from collections.abc import Callable
 from typing import Any
 
 from devipc.spi import CapabilityError, DeviceLostError, DevIPCError, ForkError, report
-from devipc_levelzero.abi import SIGNATURES
+from devipc_levelzero.abi import SIGNATURES, DriverProperties, make
 from devipc_levelzero.status import NOT_READY, SUCCESS, error_for
 
 __all__ = [
     "LOADER",
-    "api_version",
     "attempt",
     "bound",
     "call",
@@ -37,6 +36,7 @@ __all__ = [
     "question",
     "quietly",
     "raw_driver",
+    "versions",
     "why_no_pyzes",
 ]
 
@@ -259,11 +259,12 @@ def drivers() -> list[int]:
     return list(_drivers or ())
 
 
-def api_version(driver: int) -> str:
-    """Return the version of the interface that a driver speaks, as ``major.minor``."""
-    version = ctypes.c_uint32(0)
-    call("zeDriverGetApiVersion", driver, ctypes.byref(version))
-    return f"{version.value >> 16}.{version.value & 0xFFFF}"
+def versions(driver: int) -> tuple[str, str]:
+    """Return a driver's own version, as the number that it gives, and that of the interface, as ``major.minor``."""
+    found, api = make(DriverProperties), ctypes.c_uint32(0)
+    call("zeDriverGetProperties", driver, ctypes.byref(found))
+    call("zeDriverGetApiVersion", driver, ctypes.byref(api))
+    return f"{found.version:#010x}", f"{api.value >> 16}.{api.value & 0xFFFF}"
 
 
 def raw_driver(driver: int) -> int:

@@ -26,6 +26,7 @@ from devipc.spi import CapabilityError, HandleError, ResourceExhausted
 from devipc_levelzero.abi import HANDLE_NBYTES, IpcHandle
 
 __all__ = [
+    "check_place",
     "duplicate",
     "fd_of_process",
     "fd_status",
@@ -38,6 +39,8 @@ __all__ = [
 _NUMBER = struct.Struct("<Q")
 _PIDFD_GETFD = 438  # the same on every architecture of Linux
 _LOWEST_HIGH = 64
+_NUMBERS_AT = (0, 8, 22)  # the number, its copy in handles of pools, its copy in handles of memory
+_OFFSET_AT = 8
 _patching = threading.Lock()
 
 
@@ -98,13 +101,14 @@ def patched(raw: bytes, fd: int) -> Iterator[IpcHandle]:
     It gets a number that is not the exporter's, and a high one: some drivers close what they were given, others do not,
     so it is closed here only if it is still the same file, and nobody else is handed such a number in the meantime.
     """
-    exporters = number_in(raw)
+    # Where a handle holds numbers again: equal ones would send the driver to the process that the handle names.
+    taken = {_NUMBER.unpack_from(raw, at)[0] for at in _NUMBERS_AT}
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     lowest = max(_LOWEST_HIGH, min(soft, 1 << 16) // 2)
     before = fd_status(fd)
     with _patching:
         number = duplicate(fd, lowest=lowest)
-        if number == exporters:
+        while number in taken:
             try:
                 other = duplicate(fd, lowest=number + 1)
             finally:
@@ -116,6 +120,28 @@ def patched(raw: bytes, fd: int) -> Iterator[IpcHandle]:
         with _patching:
             if before is not None and fd_status(number) == before:
                 os.close(number)
+
+
+def check_place(raw: bytes, fd: int) -> None:
+    """Check that the place in the driver's pool, which a handle of memory holds, lies in the file of ``fd``.
+
+    Raises
+    ------
+    HandleError
+        When it does not: a driver may take it as it is.
+    """
+    (offset,) = _NUMBER.unpack_from(raw, _OFFSET_AT)
+    try:
+        size = os.lseek(fd, 0, os.SEEK_END)
+    except OSError:  # a kernel whose buffers do not tell their size
+        return
+    if offset >= size:
+        raise HandleError(
+            f"the handle names a place {offset} bytes into a buffer of {size}",
+            code="malformed",
+            remedy="export again; the handle was changed on the way",
+            backend="levelzero",
+        )
 
 
 # --- descriptors of events, for which the contract has no way to send them --------------------------------------------

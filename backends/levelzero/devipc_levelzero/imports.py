@@ -8,9 +8,7 @@ others are not held up by an open that hangs.
 from __future__ import annotations
 
 import ctypes
-import threading
 from dataclasses import dataclass
-from weakref import WeakValueDictionary
 
 from devipc.spi import (
     DevIPCError,
@@ -27,7 +25,8 @@ from devipc_levelzero import driver
 from devipc_levelzero.abi import MemoryProperties, make
 from devipc_levelzero.context import Context
 from devipc_levelzero.exports import PAYLOAD_NBYTES, VERSION
-from devipc_levelzero.handles import patched
+from devipc_levelzero.handles import check_place, patched
+from devipc_levelzero.turns import Turns
 
 __all__ = ["Imports"]
 
@@ -53,8 +52,7 @@ class Imports:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._lock = threading.Lock()
-        self._turns: WeakValueDictionary[bytes, threading.Lock] = WeakValueDictionary()
+        self._turns = Turns()
         self._mapped: dict[bytes, _Mapped] = {}
 
     @staticmethod
@@ -73,7 +71,7 @@ class Imports:
         """Map a checked extent and compare it with what this driver says of it."""
         (chunk,) = extent.chunks
         memory_type, identity, raw = chunk.payload[1], chunk.payload[2:18], chunk.payload[26:]
-        with self._turn(identity):
+        with self._turns.of(identity):
             mapped = self._mapped.get(identity)
             if mapped is None:
                 mapped = self._mapped[identity] = _Mapped(identity, self._open(raw, extent.fds[0]))
@@ -87,6 +85,7 @@ class Imports:
 
     def _open(self, raw: bytes, fd: int) -> int:
         context, out = self._context, ctypes.c_void_p()
+        check_place(raw, fd)
         try:
             with patched(raw, fd) as handle:
                 context.call("zeMemOpenIpcHandle", context.handle, context.device, handle, 0, ctypes.byref(out))
@@ -111,15 +110,8 @@ class Imports:
 
     def close(self, token: _Mapped) -> None:
         """Unmap when the last user of the allocation closes it."""
-        with self._turn(token.identity):
+        with self._turns.of(token.identity):
             self._drop(token)
-
-    def _turn(self, identity: bytes) -> threading.Lock:
-        with self._lock:
-            turn = self._turns.get(identity)
-            if turn is None:
-                turn = self._turns[identity] = threading.Lock()
-            return turn
 
     def _drop(self, token: _Mapped) -> None:
         token.users -= 1

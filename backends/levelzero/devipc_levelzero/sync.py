@@ -38,6 +38,7 @@ from devipc_levelzero.context import Context
 from devipc_levelzero.events import HOST_VISIBLE, IPC, SCOPE_HOST, create_event, create_pool, is_set
 from devipc_levelzero.handles import fd_of_process, fd_status, number_in, patched, process_start, to_handle
 from devipc_levelzero.streams import native
+from devipc_levelzero.turns import Turns
 
 __all__ = ["LevelZeroEvent", "LevelZeroEvents", "LevelZeroSync"]
 
@@ -96,6 +97,7 @@ class LevelZeroEvents:
         self._lock = threading.Lock()
         self._own: list[_Pool] = []
         self._opened: dict[bytes, _Pool] = {}
+        self._turns = Turns()
 
     def create(self) -> LevelZeroEvent:
         """Make an event, not set, in a pool that has room. A pool goes when its last event is destroyed."""
@@ -193,7 +195,7 @@ class LevelZeroEvents:
                 backend="levelzero",
                 device=self._context.uuid,
             )
-        with self._lock:
+        with self._turns.of(identity):
             pool = self._opened.get(identity)
             if pool is None:
                 pool = self._open_pool(identity, raw, pid, start, (device, inode))
@@ -261,14 +263,17 @@ class LevelZeroEvents:
         own = _live(event)
         with self._lock:
             handle, own.native = own.native, None
-            if handle is None:
-                return
-            if own.opened:
+        if handle is None:
+            return
+        if own.opened:
+            with self._turns.of(own.pool.identity):
                 try:
                     self._context.call("zeEventDestroy", handle)
                 finally:
                     self._drop(own.pool)
-            elif own.recorded and not self._over(handle):
+            return
+        with self._lock:
+            if own.recorded and not self._over(handle):
                 own.pool.pending[own.index] = handle
             else:
                 try:

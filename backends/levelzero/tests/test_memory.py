@@ -14,7 +14,7 @@ from devipc.spi import (
     BoundsError,
     CapabilityError,
     ClosedError,
-    DevIPCError,
+    DriverError,
     HandleError,
     HandleKind,
     MemoryKind,
@@ -238,6 +238,7 @@ def test_what_comes_from_elsewhere_is_checked_first(device: Any, sim: Any) -> No
         changed(extent, payload=b"\x09" + good[1:]),
         changed(extent, payload=good[:1] + b"\x03" + good[2:]),
         changed(extent, has_fd=False),
+        changed(extent, payload=good[:34] + (2**40).to_bytes(8, "little") + good[42:]),  # a place beyond the buffer
     ]
     for each in wrong:
         with pytest.raises(HandleError):
@@ -258,13 +259,17 @@ def test_a_descriptor_of_something_else_is_refused(device: Any, sim: Any) -> Non
     extent = device.memory.export(block.ptr, MIB)
     from dataclasses import replace
 
-    for fd in (os.open("/dev/null", os.O_RDONLY), os.memfd_create("other")):
-        with pytest.raises(DevIPCError) as caught:
-            device.memory.open(replace(extent, fds=(fd,)))
-        assert caught.value.status is not None
-        assert caught.value.status.call == "zeMemOpenIpcHandle"
-        assert caught.value.remedy
-        os.close(fd)
+    other, empty = os.memfd_create("other"), os.memfd_create("empty")
+    os.truncate(other, 4096)
+    with pytest.raises(DriverError) as caught:
+        device.memory.open(replace(extent, fds=(other,)))
+    assert caught.value.status is not None
+    assert caught.value.status.call == "zeMemOpenIpcHandle"
+    assert caught.value.remedy
+    with pytest.raises(HandleError, match="into a buffer of 0"):
+        device.memory.open(replace(extent, fds=(empty,)))
+    os.close(other)
+    os.close(empty)
     device.memory.release(extent)
     device.memory.free(block)
 
