@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from devipc.conformance.rig import Rig
 from devipc.conformance.worker import Worker, extent_from_json, role
 from devipc.errors import CapabilityError, DevIPCError
 
@@ -71,10 +72,11 @@ def open_elsewhere(worker: Worker, fds: Fds, extent: Body, nbytes: int, seed: in
         except DevIPCError as error:
             answers[info.uuid] = str(error)
             continue
-        rig.expect(opened.ptr, nbytes, seed, f"memory that was opened on {info.uuid}")
+        other = Rig(device, deadline_s=worker.deadline_s)
+        other.expect(opened.ptr, nbytes, seed, f"memory that was opened on {info.uuid}")
         device.memory.close(opened)
         answers[info.uuid] = ""
-        device.close()
+        other.close()
     return {"answers": answers}
 
 

@@ -38,7 +38,7 @@ def test_host_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1800)
 def test_host_passes_again_and_again(tmp_path: Path) -> None:
     """Two at a time, so that runs also stand beside others."""
 
@@ -63,12 +63,11 @@ def test_two_devices_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(320)
 def test_a_device_without_words_and_events_passes(tmp_path: Path) -> None:
     """Latches are queues of copies there, and two strategies are refused by type."""
-    run = run_suite(
-        tmp_path, "--devipc-backend=tests.suite.sync_liars:without_sync", "--devipc-only=SYNC,ORD,CRASH,XFER,STATE"
-    )
+    only = "--devipc-only=SYNC,ORD,CRASH,XFER,STATE"
+    run = run_suite(tmp_path, "--devipc-backend=tests.suite.sync_liars:without_sync", only, timeout_s=300)
     assert_clean(run)
     results = {(test["id"], test["parameters"]): test["result"] for test in run.document["tests"]}
     assert results["SYNC-067", "polling"] == results["SYNC-067", "host_flag"] == "pass", run.output
