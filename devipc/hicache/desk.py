@@ -10,7 +10,6 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial
 
 from devipc.errors import ClosedError, DevIPCError, ForkError, UsageError
 from devipc.hicache.callbacks import CallbackThread
@@ -153,11 +152,11 @@ class Desk:
                 defer=self._callbacks.later,
                 wait=self._link.wait,
                 attend=self._link.attend,
+                forget=self._forget,
                 fence=fence,
                 cancel=cancel,
             )
             self._tickets[asked.op] = ticket
-            ticket.add_hook(partial(self._forget, asked.op))
             if isinstance(asked, Backup) and asked.confirmed:
                 ticket.confirmed_with_request()
             try:

@@ -136,6 +136,7 @@ class Ticket:
         defer: Callable[[Callable[[], None]], Callable[[], None]],
         wait: Wait = park,
         attend: Callable[[], None] = lambda: None,
+        forget: Callable[[int], None] = lambda _op: None,
         fence: OperationFence | None = None,
         cancel: ClientWord | None = None,
     ) -> None:
@@ -149,6 +150,7 @@ class Ticket:
         self._cancel = cancel
         self._wait = wait
         self._attend = attend
+        self._forget = forget
         self._lock = threading.RLock()
         self._waiters: Waiters = []
         self._told: dict[Event, Answer] = {}
@@ -328,7 +330,7 @@ class Ticket:
         # Without the lock: whoever carries it may answer on this very thread.
         if tells is not None:
             self._tell(self.op, tells)
-        _run(hooks)
+        self._finish(hooks)
         return True
 
     # --- for the client ----------------------------------------------------------------------------------------------
@@ -366,7 +368,13 @@ class Ticket:
                 wake(self._waiters)  # last: whoever looks finds all of it
         if tells is not None:
             self._tell(self.op, tells)
-        _run(hooks)
+        self._finish(hooks)
+
+    def _finish(self, hooks: list[Callable[[], None]]) -> None:
+        if self._state in self._terminal:  # at the first step into it, and no step follows
+            self._forget(self.op)
+            if hooks:
+                _run(hooks)
 
     def _step(self, event: Event) -> tuple[Event | None, list[Callable[[], None]]]:
         """Step, with the lock held; return what to tell, and the hooks to call without it."""
