@@ -88,6 +88,7 @@ def test_the_matrix_of_one_device() -> None:
     assert "cell: handle kind + completion strategy" in done.stdout
 
 
+@pytest.mark.long
 def test_the_matrix_of_two_devices_says_why_a_cell_is_not_the_best(site: Path) -> None:
     done = run("matrix", "--json", "--backend", "faulty", env=environment(site, fault="no_waits"))
     document = json.loads(done.stdout)

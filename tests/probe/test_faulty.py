@@ -68,7 +68,7 @@ def test_a_fault_is_a_row(
         assert "faulty.py" in found.evidence  # the stack says whose fault it is
 
 
-@pytest.mark.parametrize("fault", ["map_hang", "device_hang"])
+@pytest.mark.parametrize("fault", ["map_hang", pytest.param("device_hang", marks=pytest.mark.long)])
 def test_a_hang_is_ended_and_its_stack_shown(checks: Checks, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     monkeypatch.setenv("DEVIPC_TEST_FAULT", fault)
     with Checks(FAULTY, FAULTY, timeout_s=2) as checks:
@@ -82,6 +82,7 @@ def test_a_hang_is_ended_and_its_stack_shown(checks: Checks, monkeypatch: pytest
     assert found.reason == f"the {process}'s process did not answer within 2 s"
 
 
+@pytest.mark.long
 def test_a_device_that_always_hangs_is_given_up(checks: Checks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEVIPC_TEST_FAULT", "map_hang")
     with Checks(FAULTY, FAULTY, timeout_s=1) as checks:
