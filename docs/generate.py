@@ -76,7 +76,10 @@ def matrix(folder: Path) -> str:
     titles = []
     for name in by_backend:
         readme = ROOT / "backends" / name / "README.md"
-        titles.append(f"[`{name}`]({link(readme, folder)})" if readme.is_file() else f"`{name}` (built in)")
+        if not readme.is_file():
+            titles.append(f"`{name}` (built in)")
+        else:  # the book of documents holds no page outside of its folder
+            titles.append(f"[`{name}`]({link(readme, folder)})" if folder == ROOT else f"`{name}`")
     rows = []
     for kind in HandleKind:
         cells = [cell(found, kind=kind.value) for found in by_backend.values()]
