@@ -30,6 +30,7 @@ __all__ = ["command"]
 @click.option("--hand-overs", default=1000, show_default=True, type=click.IntRange(8, 1_000_000), help="Ordered pages.")
 @click.option("--page-kib", default=64, show_default=True, type=click.IntRange(1, 65536), help="Page size in KiB.")
 @click.option("--slots", default=4, show_default=True, type=click.IntRange(2, 1024), help="Pages in the pool.")
+@click.option("--no-cache", is_flag=True, help="Leave out the part with the cache daemon.")
 @click.option("--model", is_flag=True, help="Let a language model's cache outlive scheduler and daemon instead.")
 @click.option("--max-tokens", default=16, show_default=True, type=click.IntRange(4, 256), help="Of an answer.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
@@ -41,6 +42,7 @@ def command(
     hand_overs: int,
     page_kib: int,
     slots: int,
+    no_cache: bool,
     model: bool,
     max_tokens: int,
     as_json: bool,
@@ -69,7 +71,8 @@ def command(
     )
     with progress:
         report = story.run()
-        report["life"] = _life(backend, progress.update)
+        skipped = {"skipped": "left out", "remedy": "run without --no-cache"}
+        report["life"] = skipped if no_cache else _life(backend, progress.update)
         report["ok"] = report["ok"] and report["life"].get("ok", True)
     if as_json:
         click.echo(json.dumps(report, indent=2))
@@ -85,9 +88,9 @@ def _life(backend: str, progress: Progress) -> dict[str, Any]:
     if backend != "host" or missing:
         why = f"{', '.join(missing)} not installed" if missing else "its schedulers compute in host memory"
         return {"skipped": why, "remedy": "pip install 'devipc[hicache]'" if missing else "see --model"}
-    from devipc.cli.life_pages import NAMES
+    from devipc.hicache.reference.page_driver import NAMES
 
-    command = [sys.executable, "-m", "devipc.cli.life_pages"]
+    command = [sys.executable, "-m", "devipc.hicache.reference.page_driver"]
     return Life(lambda url: [*command, url, backend], NAMES, backend=backend, tier="64MiB", progress=progress).run()
 
 

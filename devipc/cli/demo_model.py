@@ -20,7 +20,7 @@ def run(*, backend: str, max_tokens: int, as_json: bool, progress: Progress) -> 
     """Live through it, and show the report."""
 
     def driver(url: str) -> list[str]:
-        return [sys.executable, "-m", "devipc.hicache.reference.driver", url, backend, str(max_tokens)]
+        return [sys.executable, "-m", "devipc.hicache.reference.model_driver", url, backend, str(max_tokens)]
 
     report = Life(driver, _NAMES, backend=backend, tier="256MiB", progress=progress).run()
     if as_json:

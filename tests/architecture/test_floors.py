@@ -13,7 +13,7 @@ from tests.architecture.sources import ROOT, Source, files, imports, python, ven
 
 # For the short names a letter on either side makes another word ("chip", "intelligent"); a digit or "_" does not.
 VENDOR = re.compile(r"cuda|rocm|level.?zero|nvidia|amdhip|(?<![a-z])(lib)?(hip|amd|intel)(?![a-z])", re.IGNORECASE)
-VENDOR_ALLOWED = ("devipc/integrations/", "devipc/cli/")
+VENDOR_ALLOWED = ("devipc/integrations/", "devipc/cli/", "devipc/hicache/reference/")
 
 FORBIDDEN_IMPORTS = re.compile(
     r"(pickle|cPickle|_pickle|dill|cloudpickle|marshal|shelve)(\..*)?|multiprocessing\.shared_memory(\..*)?|"

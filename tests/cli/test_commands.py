@@ -23,11 +23,11 @@ def devipc(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_demo_tells_its_story(strategy: str) -> None:
-    done = devipc("demo", "--strategy", strategy, "--hand-overs", "40", "--page-kib", "4", "--json")
+    done = devipc("demo", "--strategy", strategy, "--hand-overs", "40", "--page-kib", "4", "--no-cache", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(done.stdout)
     assert list(report)[:2] == ["schema", "backend"]
-    assert set(report) == {"schema", "backend", "device", "share", "decision", "hand_over", "kill", "ok"}
+    assert set(report) == {"schema", "backend", "device", "share", "decision", "hand_over", "kill", "life", "ok"}
     assert (report["schema"], report["ok"]) == ("devipc.demo/1", True)
     assert report["decision"]["strategy"] == strategy
     assert {row["strategy"] for row in report["decision"]["candidates"]} == set(STRATEGIES)
@@ -45,6 +45,16 @@ def test_the_demo_in_words() -> None:
     assert lines[0] == "backend host, device host memory"
     assert lines[-1] == "all right"
     assert "\x1b" not in done.stdout  # nothing is drawn in a pipe
+
+
+def test_the_demo_lets_a_cache_outlive_scheduler_and_daemon() -> None:
+    pytest.importorskip("msgspec")
+    done = devipc("demo", "--hand-overs", "8", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    life = json.loads(done.stdout)["life"]
+    assert (life["schema"], life["ok"], life["different_answers"]) == ("devipc.life/1", True, 0)
+    answered = [(step["restored"], step["computed"], step["degraded"]) for step in life["steps"] if "restored" in step]
+    assert answered == [(0, 2304, False), (2304, 0, False), (0, 2304, True), (0, 2304, False), (2304, 0, False)]
 
 
 def test_backends_are_listed_with_reasons() -> None:

@@ -22,7 +22,9 @@ def sockets() -> list[str]:
 
 
 def test_the_demo_removes_the_socket_of_the_process_that_it_killed() -> None:
-    done = subprocess.run([SCRIPT, "demo", "--hand-overs", "20"], capture_output=True, timeout=50, check=False)
+    done = subprocess.run(
+        [SCRIPT, "demo", "--hand-overs", "20", "--no-cache"], capture_output=True, timeout=50, check=False
+    )
     assert (done.returncode, done.stderr) == (0, b"")
     assert sockets() == []
 
@@ -51,7 +53,7 @@ def test_an_interrupt_of_both_processes_is_one_line(after_s: float) -> None:
 def test_an_output_that_takes_nothing_is_no_traceback(options: list[str]) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [SCRIPT, "demo", "--hand-overs", "20", *options],
+            [SCRIPT, "demo", "--hand-overs", "20", "--no-cache", *options],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,

@@ -1,6 +1,6 @@
 """A scheduler whose "computation" fills pages with bytes that follow from their keys, as a process that takes orders.
 
-Owns the driver of the demonstration that needs no model: ``python -m devipc.cli.life_pages``. What it answers is a
+Owns the driver of the demonstration that needs no model: ``python -m devipc.hicache.reference.page_driver``. What it answers is a
 checksum of the pages as they lie in its pool, so that one wrong byte is another answer.
 """
 
