@@ -123,7 +123,9 @@ class BlockSpace:
         if not partial:
             self._assign(block_nbytes, partial)
         slab = next(iter(partial))
-        at = next((n for n, (_, blocks) in enumerate(slab.free) if blocks >= most), len(slab.free) - 1)
+        at = 0
+        if slab.free[0][1] < most:
+            at = next((n for n, (_, blocks) in enumerate(slab.free) if blocks >= most), len(slab.free) - 1)
         first, blocks = slab.free[at]
         span = min(most, blocks)
         if span == blocks:

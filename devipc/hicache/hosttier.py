@@ -130,13 +130,19 @@ class HostTier:
             self._end(reservation)
             namespace = reservation.runs[0].namespace if reservation.runs else b""
             stale = self._flushes.get(namespace, 0) != reservation.flushes
-            results, names = [], iter(reservation.names)
+            results: list[PageResult] = []
+            stored: list[bytes] = []
+            at = 0
             for run in reservation.runs:
                 self._idle.use(run)
                 for index in range(run.extent.span):
-                    name = next(names)
-                    results.append(self._publish(run, index, name, reservation.started, stale=stale))
+                    name = reservation.names[at]
+                    results.append(self._store(run, index, name, reservation.started, stale=stale))
+                    if results[-1] is PageResult.STORED:
+                        stored.append(name)
+                    at += 1
                 self._idle.settle(run)
+            self._publish(stored)
             self._forget_invalidated()
         self.on_room()
         return np.array(results, np.uint8)
@@ -158,18 +164,20 @@ class HostTier:
             run.filling = False
             run.extent.slab.busy -= 1
 
-    def _publish(self, run: Run, index: int, name: bytes, started: int, *, stale: bool) -> PageResult:
+    def _store(self, run: Run, index: int, name: bytes, started: int, *, stale: bool) -> PageResult:
         if stale or self._invalidated.get(name, -1) > started:
             return PageResult.DROPPED
         if name in self._pages:
             return PageResult.PRESENT
         self._pages[name] = Page(run, index)
         run.pages.add(name)
-        self._changes += 1
-        self._counts["published"] += 1
-        if not self._index.publish(name, self._changes):
-            self._counts["unindexed"] += 1
         return PageResult.STORED
+
+    def _publish(self, names: list[bytes]) -> None:
+        """Let readers find pages that are here, each with a number of its own."""
+        self._counts["published"] += len(names)
+        self._counts["unindexed"] += len(names) - self._index.publish_all(names, self._changes + 1)
+        self._changes += len(names)
 
     def _forget_invalidated(self) -> None:
         oldest = min((reservation.started for reservation in self._open), default=self._changes)

@@ -14,6 +14,7 @@ import os
 import platform
 import secrets
 import threading
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -51,16 +52,8 @@ _TWO = np.uint64(2)
 _NO_MARK = np.uint64(0)
 
 
-def _checksum(first: int, second: int, value: int, version: int, epoch: int) -> int:
-    """32 bits over an entry; :func:`_checksums` is the same for arrays."""
-    mixed = (first ^ epoch) * _MIX[0] & _MASK
-    mixed = (mixed ^ mixed >> 32 ^ second) * _MIX[1] & _MASK
-    mixed = (mixed ^ mixed >> 32 ^ value) * _MIX[2] & _MASK
-    mixed = (mixed ^ mixed >> 32 ^ version) * _MIX[3] & _MASK
-    return mixed >> 32
-
-
 def _checksums(first: U64, second: U64, value: U64, version: U64, epoch: np.uint64) -> U64:
+    """32 bits over each entry."""
     mixed = (first ^ epoch) * _U_MIX[0]
     mixed = (mixed ^ (mixed >> _32) ^ second) * _U_MIX[1]
     mixed = (mixed ^ (mixed >> _32) ^ value) * _U_MIX[2]
@@ -131,26 +124,44 @@ class IndexWriter:
         bool
             False when there is no room: the page is there, but only a lookup by message finds it.
         """
-        first, second = _halves(key)
-        if not 0 <= value <= _MASK:
+        return self.publish_all((key,), value) == 1
+
+    def publish_all(self, keys: Sequence[bytes], value: int) -> int:
+        """Do as :meth:`publish` for several keys, whose values count up from ``value``; return how many had room."""
+        if not 0 <= value <= _MASK - len(keys) + 1:
             raise UsageError(f"value {value} is no unsigned 64-bit number", remedy="pass 0 .. 2**64 - 1")
+        if any(len(key) != KEY_NBYTES for key in keys):
+            raise UsageError("a key of another length", code="key", remedy=f"pass {KEY_NBYTES} bytes each")
         with self._lock:
             self._check_open()
-            place = self._places.get(key)
-            if place is None:
-                place = self._take(first, second)
+            halves = np.frombuffer(b"".join(keys), "<u8").reshape(-1, 2)
+            placed, places = [], []
+            for at, (key, (first, second)) in enumerate(zip(keys, halves.tolist(), strict=True)):
+                place = self._places.get(key)
                 if place is None:
-                    return False
-                self._places[key] = place
-            # Never used twice while a reader looks: it would have to sleep over 2**32 publications in one search.
-            self._version = self._version % 0xFFFFFFFF + 1
-            words = self._words
+                    place = self._take(first, second)
+                if place is not None:
+                    self._places[key] = place
+                    placed.append(at)
+                    places.append(place)
+            self._write(places, halves[placed], np.array(placed, np.uint64) + np.uint64(value))
+        return len(placed)
+
+    def _write(self, places: list[int], halves: U64, values: U64) -> None:
+        """Write entries one after the other, each so that a reader sees all of it or nothing."""
+        # Never used twice while a reader looks: it would have to sleep over 2**32 publications in one search.
+        versions = (np.arange(len(places), dtype=np.uint64) + np.uint64(self._version)) % np.uint64(0xFFFFFFFF)
+        versions += np.uint64(1)
+        sums = _checksums(halves[:, 0], halves[:, 1], values, versions, np.uint64(self.epoch))
+        rows = np.stack((halves[:, 0], halves[:, 1], values, sums << _32 | versions), axis=1).tolist()
+        words = self._words
+        for place, (first, second, value, mark) in zip(places, rows, strict=True):
             words[place + _MARK] = 0
             words[place] = first
             words[place + _SECOND] = second
             words[place + _VALUE] = value
-            words[place + _MARK] = _checksum(first, second, value, self._version, self.epoch) << 32 | self._version
-        return True
+            words[place + _MARK] = mark
+        self._version = (self._version + len(places) - 1) % 0xFFFFFFFF + 1 if places else self._version
 
     def evict(self, key: bytes) -> bool:
         """Let no search that begins after the return find ``key``; to be called before the page's memory is reused.
@@ -189,19 +200,15 @@ class IndexWriter:
         """Reserve a way in the emptier of the key's two buckets."""
         if len(self._places) >= self.max_entries:
             return None
-        bucket = max(first & self._bucket_mask, second & self._bucket_mask, key=lambda b: self._free[b].bit_count())
+        bucket, other = first & self._bucket_mask, second & self._bucket_mask
+        if self._free[other].bit_count() > self._free[bucket].bit_count():
+            bucket = other
         free = self._free[bucket]
         if not free:
             return None
         way = (free & -free).bit_length() - 1
         self._free[bucket] = free & (free - 1)
         return _HEADER_WORDS + bucket * _BUCKET_WORDS + way
-
-
-def _halves(key: bytes) -> tuple[int, int]:
-    if len(key) != KEY_NBYTES:
-        raise UsageError(f"key of {len(key)} bytes", code="key", remedy=f"pass {KEY_NBYTES} bytes")
-    return int.from_bytes(key[:8], "little"), int.from_bytes(key[8:], "little")
 
 
 class Found(NamedTuple):

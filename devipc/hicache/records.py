@@ -72,6 +72,14 @@ class Places:
         table = np.array(rows, np.int64).reshape(len(rows), 3)
         return cls(*(np.ascontiguousarray(table[:, column]) for column in range(3)))
 
+    @classmethod
+    def filling(cls, extents: Sequence[Extent]) -> Places:
+        """Return the places of all pages of ``extents``, in order."""
+        offset = np.array([extent.offset for extent in extents], np.int64)
+        span = np.array([extent.span for extent in extents], np.int64)
+        first = np.cumsum(span) - span
+        return cls(np.repeat(offset, span), np.repeat(span, span), np.arange(int(span.sum())) - np.repeat(first, span))
+
 
 class Reservation:
     """Blocks that one operation fills. Ends once, by a commit or an abort.
@@ -90,4 +98,4 @@ class Reservation:
         self.runs = runs
         self.started = started
         self.flushes = flushes
-        self.places = Places.of([Page(run, index) for run in runs for index in range(run.extent.span)])
+        self.places = Places.filling([run.extent for run in runs])

@@ -214,10 +214,18 @@ def test_wrong_arguments_are_refused(writer: IndexWriter, reader: IndexReader, m
         IndexReader(writer.fileno(), epoch=1)
 
 
-def test_scalar_and_array_checksums_agree() -> None:
-    rows = np.random.default_rng(2).integers(0, 2**64, (200, 5), np.uint64)
-    rows[:, 3] &= np.uint64(0xFFFFFFFF)
-    for first, second, value, version, epoch in rows.tolist():
-        a, b, c, d = (np.array([word], np.uint64) for word in (first, second, value, version))
-        expected = index_module._checksums(a, b, c, d, np.uint64(epoch))
-        assert index_module._checksum(first, second, value, version, epoch) == int(expected[0])
+def test_many_keys_are_published_at_once_with_values_that_count_up(writer: IndexWriter, reader: IndexReader) -> None:
+    keys = [bytes([number] * 16) for number in range(1, 40)]
+    assert writer.publish_all(keys[:20], 7) == 20
+    assert writer.publish_all([*keys[10:], keys[0], keys[0]], 100) == 31
+    found = reader.find(np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 16))
+    expected = [*range(7, 17), *range(100, 129)]
+    expected[0] = 130
+    assert found.hit.all()
+    assert found.value.tolist() == expected
+    assert writer.publish_all([], 1) == 0
+    with pytest.raises(UsageError):
+        writer.publish_all(keys[:2], 2**64 - 1)
+    assert look(reader, keys[1]) == 8
+    with IndexWriter(max_entries=5) as small:
+        assert small.publish_all(keys, 1) == 5
