@@ -1,4 +1,4 @@
-"""A scheduler with a model as a process that is told what to answer: ``python -m devipc.hicache.reference.model_driver``.
+"""A scheduler with a model as a process that is told what to answer, for the demonstration: ``python -m`` it.
 
 Owns the lines in and out, one JSON object each. It is started by the demonstration, which also ends it.
 """

@@ -1,7 +1,7 @@
 """A scheduler whose "computation" fills pages with bytes that follow from their keys, as a process that takes orders.
 
-Owns the driver of the demonstration that needs no model: ``python -m devipc.hicache.reference.page_driver``. What it answers is a
-checksum of the pages as they lie in its pool, so that one wrong byte is another answer.
+Owns the driver of the demonstration that needs no model; run it with ``python -m``. What it answers is a checksum of
+the pages as they lie in its pool, so that one wrong byte is another answer.
 """
 
 from __future__ import annotations
