@@ -271,8 +271,8 @@ def refusals(device: Any) -> dict[str, str]:
     note("random legacy handle", lambda: device.memory.open(spi.ExportedExtent(HandleKind.LEGACY, (noise,))))
     note("random event", lambda: device.sync.events.open(b"\x01" + os.urandom(64)))
     fd = os.memfd_create("no device memory")
-    for kind in (HandleKind.VMM_FD, HandleKind.POOL):
-        nbytes = importlib.import_module("devipc_cuda.payload")._NBYTES[kind]
+    payload = importlib.import_module("devipc_cuda.payload")
+    for kind, nbytes in ((HandleKind.VMM_FD, payload.VMM_NBYTES), (HandleKind.POOL, payload.POOL_NBYTES)):
         wrong = spi.Chunk(2 * MIB, 0, 16, b"\x01" + os.urandom(nbytes - 1), has_fd=True)
         note(f"memfd as {kind}", partial(device.memory.open, spi.ExportedExtent(kind, (wrong,), (fd,))))
     os.close(fd)
