@@ -156,17 +156,24 @@ def test_consumer_killed(rig: Rig, new_peer: NewPeer, strategy: Strategy) -> Non
 
 @case(
     "CRASH-065",
-    "A killed process leaves no file of its own behind in shared memory.",
-    clause="interfaces/backend.py: Device.close",
+    "What a killed process leaves in shared memory is taken up by no other: its successor has files of its own.",
+    clause="interfaces/memory.py: DeviceMemoryIPC",
 )
-def test_no_shared_file_is_left(new_peer: NewPeer, kind: HandleKind) -> None:
-    victim = new_peer()
-    with shared_by_peer(victim, MIB, kind, seed=65):
-        victim.call(make_event)
-        files = set(victim.call(shm_files).body["files"]) - set(used_files())
-        victim.kill()
-    left = sorted(name for name in files if os.path.exists(name))
-    assert not left, f"files of a killed process are left: {left}"
+def test_leftovers_are_nobody_elses(rig: Rig, new_peer: NewPeer, kind: HandleKind) -> None:
+    left: set[str] = set()
+    for seed in (65, 66):
+        victim = new_peer()
+        with shared_by_peer(victim, MIB, kind, seed=seed) as extent:
+            victim.call(make_event)
+            own = set(victim.call(shm_files).body["files"]) - set(used_files())
+            assert not own & left, f"files of a killed process are used again: {sorted(own & left)}"
+            opened = rig.memory.open(extent)
+            try:
+                rig.expect(opened.ptr, MIB, seed, "memory of a process whose predecessor was killed")
+            finally:
+                rig.memory.close(opened)
+            victim.kill()
+        left = {name for name in own if os.path.exists(name)}
 
 
 @case(

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import struct
 import threading
-import uuid
 from typing import Any
 
 from devipc.errors import DevIPCError, DriverError, HandleError, ResourceExhausted
@@ -142,18 +141,18 @@ LEFT_FILES = "/dev/shm/devipc-liar-"
 @caught_by("CRASH-065")
 def exports_through_a_file() -> Backend:
     class Memory(Disguise):
-        """Keeps a named file in shared memory for each export, which only a release removes."""
+        """Keeps a file in shared memory while there are exports, and finds it by a name that all processes share."""
 
         def export(self, ptr: int, nbytes: int, **options: Any) -> Any:
             extent = self.inner.export(ptr, nbytes, **options)
-            fd = os.open(f"{LEFT_FILES}{os.getpid()}-{uuid.uuid4().hex}", os.O_CREAT | os.O_RDWR, 0o600)
+            fd = os.open(f"{LEFT_FILES}{os.getppid()}", os.O_CREAT | os.O_RDWR, 0o600)
             self.__dict__.setdefault("files", {})[extent.fds] = fd
             return extent
 
         def release(self, extent: ExportedExtent) -> None:
-            fd = self.__dict__.setdefault("files", {}).pop(extent.fds)
-            os.unlink(os.readlink(f"/proc/self/fd/{fd}"))
-            os.close(fd)
+            os.close(self.__dict__.setdefault("files", {}).pop(extent.fds))
+            if not self.files:
+                os.unlink(f"{LEFT_FILES}{os.getppid()}")
             self.inner.release(extent)
 
     return LyingBackend(memory=Memory)

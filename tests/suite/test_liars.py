@@ -43,7 +43,7 @@ def _no_files_of_liars() -> Iterator[None]:
     yield
     folder, _, beginning = crash_liars.LEFT_FILES.rpartition("/")
     for path in Path(folder).glob(f"{beginning}*"):
-        if not crash_liars.alive(int(path.name.removeprefix(beginning).partition("-")[0])):
+        if not crash_liars.alive(int(path.name.removeprefix(beginning))):
             path.unlink(missing_ok=True)
 
 
