@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from devipc.spi import CapabilityError, DeviceLostError, DevIPCError, ForkError, report
+from devipc_hip.installed import OLDEST_RUNTIME, bindings_version, library_paths, version_text
 from devipc_hip.status import error_for
 
 __all__ = [
@@ -50,9 +51,6 @@ __all__ = [
     "uuid_bytes",
     "version_text",
 ]
-
-OLDEST_RUNTIME = 60_000_000
-"""ROCm 6.0 as the runtime counts: major * 10**7 + minor * 10**5 + patch."""
 
 FD = ("hipMemAllocationHandleType", 1)
 """The handle type that is a file descriptor."""
@@ -133,11 +131,6 @@ def initialize() -> None:
 def runtime_version() -> int:
     """Return the runtime's version, as it counts: 7.2.1 is 70_200_001."""
     return int(call("hipRuntimeGetVersion"))
-
-
-def version_text(version: int) -> str:
-    """Return a version as people write it, without the patch level, which is a build number."""
-    return f"{version // 10_000_000}.{version % 10_000_000 // 100_000}"
 
 
 def attempt(name: str, *args: Any) -> tuple[int, Any]:
@@ -295,22 +288,6 @@ def name_of(status: int) -> str:
         return str(_bindings().hipError_t(status).name)
     except ValueError:
         return ""
-
-
-def bindings_version() -> str:
-    """Return the version of the bindings, empty when they are not installed."""
-    metadata = importlib.import_module("importlib.metadata")
-    try:
-        return str(metadata.version("rocm-bindings-hip"))
-    except metadata.PackageNotFoundError:
-        return ""
-
-
-def library_paths() -> list[str]:
-    """Return the paths of all copies of the runtime mapped into this process; more than one is a mix."""
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-        found = {line.split(maxsplit=5)[5].strip() for line in maps if "/libamdhip64.so" in line}
-    return sorted(found)
 
 
 def text(name: str, *args: Any) -> str:

@@ -6,12 +6,10 @@ backends.hip.tests.profile:simulated``. Knows no case but by its id.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from devipc.conformance import BackendProfile
 from devipc.types import HandleKind, Strategy
 
-__all__ = ["forwarded", "forwarded_whole_device", "simulated"]
+__all__ = ["forwarded", "simulated"]
 
 simulated = BackendProfile(
     backend="hip",
@@ -22,14 +20,6 @@ simulated = BackendProfile(
 forwarded = BackendProfile(
     backend="hip",
     handle_kinds=(HandleKind.LEGACY, HandleKind.VMM_FD, HandleKind.POOL),
-    strategies=tuple(Strategy),
+    strategies=(Strategy.STREAM_MEMOP, Strategy.HOST_FLAG, Strategy.POLLING),
 )
-"""The same calls forwarded to another vendor's driver, which opens no dma-buf of this kind."""
-
-forwarded_whole_device = replace(
-    forwarded,
-    skips_allowed=False,
-    # DISC-010: a whole device is no slice. MEM-206: a legacy handle has no descriptors.
-    expected_skips=frozenset(("DISC-010", "MEM-206")),
-)
-"""That on a real device, where only what a whole device cannot run may be left out."""
+"""The same calls forwarded to another vendor's driver. Whether it opens dma-bufs and how its events behave is its own."""

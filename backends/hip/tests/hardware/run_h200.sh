@@ -23,13 +23,16 @@ step() {
 }
 demo() {
     for strategy in stream_memop host_flag polling event; do
-        python3 -c 'from devipc.cli import main; main()' demo --backend hip --strategy $strategy --json >"$out/demo_$strategy.json" || return 1
+        python3 -c 'from devipc.cli import main; main()' demo --backend hip --strategy $strategy --json >"$out/demo_$strategy.json" || {
+            rm "$out/demo_$strategy.json"
+            [ $strategy = event ] || return 1 # refused where events do not prove themselves
+        }
     done
 }
 export -f demo
 export out
 step conformance 420 python3 -m pytest -v --timeout 120 -p no:cacheprovider --pyargs devipc.conformance -p devipc.conformance.plugin \
-    --devipc-profile backends.hip.tests.profile:forwarded_whole_device --devipc-exclusive --devipc-large \
+    --devipc-profile backends.hip.tests.profile:forwarded --devipc-exclusive --devipc-large \
     --devipc-results "$out/conformance.json"
 step demo 60 bash -c demo
 step handover 60 python3 -m benchmarks.device_handover --backend hip --out "$out/handover.json"
