@@ -73,12 +73,12 @@ class Context:
         self.device = device
         self.uuid = uuid
         self._lock = threading.Lock()
-        self._stream: LevelZeroStream | None = None
         made = ctypes.c_void_p()
         driver.call("zeContextCreate", driver_handle, self.ref(make(ContextDesc)), self.ref(made), device=uuid)
         self._context: int | None = int(made.value or 0)
         self.events = EventArena(self)
         try:
+            self.events.prepare()
             self.ordinal, queues, self.copies_only = self._pick_group()
         except BaseException:
             self.close()
@@ -109,6 +109,10 @@ class Context:
             )
         return context
 
+    def check_open(self) -> None:
+        """Raise :class:`ClosedError` after :meth:`close`."""
+        _ = self.handle
+
     @property
     def closed(self) -> bool:
         """True after :meth:`close`."""
@@ -116,12 +120,12 @@ class Context:
 
     def call(self, name: str, *args: Any) -> None:
         """Call as :func:`devipc_levelzero.driver.call`, refusing a closed device and naming this one in errors."""
-        assert self.handle
+        self.check_open()
         driver.call(name, *args, device=self.uuid)
 
     def check_alive(self) -> None:
         """Raise when the device is lost; some calls do not ask. Cheap."""
-        assert self.handle
+        self.check_open()
         status = driver.attempt("zeDeviceGetStatus", self.device)
         if status and status != UNSUPPORTED_FEATURE:  # an old driver may lack the call
             raise error_for("zeDeviceGetStatus", status, device=self.uuid)
@@ -154,14 +158,13 @@ class Context:
 
     def fill_zero(self, ptr: int, nbytes: int) -> None:
         """Fill device memory with zeros and wait for it."""
-        with self._lock:
-            if self._stream is None:
-                self._stream = self.new_list()
-            stream = self._stream
-        zero = ctypes.c_uint8(0)
-        with stream.lock:
+        stream, zero = self.new_list(), ctypes.c_uint8(0)
+        try:
             self.call("zeCommandListAppendMemoryFill", stream.handle, ptr, self.ref(zero), 1, nbytes, None, 0, None)
-        self.synchronize(stream)
+        except BaseException:
+            driver.quietly(self.destroy, stream)
+            raise
+        self.finish(stream)
 
     def synchronize(self, stream: LevelZeroStream) -> None:
         """Block until all that ``stream`` holds is done, in slices, so that a lost device is noticed.
@@ -181,6 +184,15 @@ class Context:
         finally:
             self.events.retire(event)
 
+    def finish(self, stream: LevelZeroStream) -> None:
+        """Wait for all work of a list and destroy it, whatever the wait ends with."""
+        try:
+            self.synchronize(stream)
+        except BaseException:
+            driver.quietly(self.destroy, stream)
+            raise
+        self.destroy(stream)
+
     def destroy(self, stream: LevelZeroStream) -> None:
         """Destroy a list whose work is done."""
         self.call("zeCommandListDestroy", stream.handle)
@@ -189,12 +201,9 @@ class Context:
         """Give everything back. Idempotent; never raises, since it may run at interpreter exit or in a fork."""
         with self._lock:
             context, self._context = self._context, None
-            stream, self._stream = self._stream, None
         if context is None:
             return
         try:
-            if stream is not None:
-                driver.attempt("zeCommandListDestroy", stream.handle)
             if self.events.close():
                 driver.attempt("zeContextDestroy", context)
         except DevIPCError:

@@ -82,7 +82,7 @@ def is_set(context: Context, handle: int) -> bool:
     DeviceLostError, DriverError
         When the driver cannot say.
     """
-    assert context.handle
+    context.check_open()
     status = driver.attempt("zeEventQueryStatus", handle)
     if status not in (0, NOT_READY):
         raise error_for("zeEventQueryStatus", status, device=context.uuid)
@@ -97,6 +97,11 @@ class EventArena:
         self._lock = threading.Lock()
         self._pools: list[_Pool] = []
         self._retired: deque[Event] = deque()
+
+    def prepare(self) -> None:
+        """Make the first pool, so that no later use of the device is the one that does."""
+        with self._lock:
+            self._new_pool()
 
     def take(self) -> Event:
         """Return an event that is not set and that nobody knows."""
@@ -120,12 +125,15 @@ class EventArena:
 
     def _make(self) -> Event:
         pool = next((pool for pool in self._pools if len(pool.made) < POOL_EVENTS), None)
-        if pool is None:
-            pool = _Pool(create_pool(self._context, flags=HOST_VISIBLE, count=POOL_EVENTS))
-            self._pools.append(pool)
+        pool = pool or self._new_pool()
         event = Event(create_event(self._context, pool.handle, len(pool.made), wait=SCOPE_DEVICE), pool)
         pool.made.append(event)
         return event
+
+    def _new_pool(self) -> _Pool:
+        pool = _Pool(create_pool(self._context, flags=HOST_VISIBLE, count=POOL_EVENTS))
+        self._pools.append(pool)
+        return pool
 
     def unused(self, event: Event) -> None:
         """Take back an event that no list has been given."""

@@ -60,7 +60,7 @@ class ImportedPages:
 
     def unpin(self, address: int) -> None:
         """Release pages that were imported at ``address``."""
-        assert self._context.handle
+        self._context.check_open()
         if self._release is None or self._is_drivers(address):
             return
         status = self._release(self._raw, address)

@@ -82,10 +82,7 @@ class LevelZeroTransfer:
                 raise UsageError("the stream was destroyed before", remedy="destroy it once", backend="levelzero")
             own.live = False
         if own.made_here:
-            try:
-                self._context.synchronize(own)
-            finally:
-                self._context.destroy(own)
+            self._context.finish(own)
 
     def synchronize_stream(self, stream: Stream) -> None:
         """Block until all work submitted to ``stream`` so far is done; the GIL is released."""
@@ -137,7 +134,7 @@ class LevelZeroTransfer:
         return (part for copy in copies for part in self._host.split(copy))
 
     def _submit(self, stream: LevelZeroStream, copies: Iterable[Rectangle]) -> None:
-        assert self._context.handle
+        self._context.check_open()
         flat = driver.bound("zeCommandListAppendMemoryCopy", self._context.uuid)
         strided = driver.bound("zeCommandListAppendMemoryCopyRegion", self._context.uuid)
         handle, submitted = stream.handle, False
@@ -164,7 +161,7 @@ class LevelZeroTransfer:
 
     def register_host(self, address: int, nbytes: int) -> HostRegistration:
         """Import page-aligned host memory, in steps; blocks in proportion to ``nbytes``."""
-        assert self._context.handle
+        self._context.check_open()
         return self._host.register(address, nbytes)
 
     def unregister_host(self, registration: HostRegistration) -> None:
@@ -175,7 +172,7 @@ class LevelZeroTransfer:
 
     def create_marker(self) -> LevelZeroMarker:
         """Make a marker; it takes an event at each record."""
-        assert self._context.handle
+        self._context.check_open()
         return LevelZeroMarker()
 
     def record(self, marker: Marker, stream: Stream) -> None:
@@ -233,7 +230,7 @@ class LevelZeroTransfer:
         CapabilityError
             Where that is not to be had; nothing else knows how much is free.
         """
-        assert self._context.handle
+        self._context.check_open()
         return self._management.memory_info()
 
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
 import os
 import re
-import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,16 +13,13 @@ import pytest
 
 from devipc.spi import (
     CapabilityError,
-    CompletionTimeout,
     DriverError,
     HandleKind,
-    ResourceExhausted,
-    call_with_deadline,
 )
 
-from .helpers import pattern, staging
+from .helpers import staging
 from .peers import OPTIONAL, ROOT, Channel, peer, simulated
-from .test_memory import MIB, mirror, reflect, share_one
+from .test_memory import MIB, share_one
 from .test_sync import ask, asked
 
 
@@ -305,184 +299,3 @@ def test_a_device_that_cannot_reach_the_exporters(device: Any, sim: Any) -> None
     device.memory.release(extent)
     device.memory.free(block)
     other.close()
-
-
-# --- hangs, leaks, limits ---------------------------------------------------------------------------------------------
-
-
-def open_around_a_hang(device: Any, sim: Any, channel: Channel) -> None:
-    stuck, fine = channel.receive_extent(), channel.receive_extent()
-    sim.inject("zeMemOpenIpcHandle@1=hang")
-    began = time.monotonic()
-    with pytest.raises(CompletionTimeout):
-        call_with_deadline(lambda: device.memory.open(stuck), timeout_s=0.5, what="open", undo=device.memory.close)
-    assert time.monotonic() - began < 5
-    opened = device.memory.open(fine)
-    with staging(device) as host:
-        channel.send(host.read(opened.ptr, 4).decode())
-    device.memory.close(opened)
-    channel.send(len([fd for fd in os.listdir("/proc/self/fd") if int(fd) >= 64]))
-    for extent in (stuck, fine):
-        os.close(extent.fds[0])
-    channel.receive()
-
-
-@simulated()
-def test_an_attach_that_never_returns_holds_up_no_other(device: Any, sim: Any) -> None:
-    blocks = [device.memory.allocate(MIB) for _ in range(2)]
-    extents = [device.memory.export(block.ptr, MIB) for block in blocks]
-    with staging(device) as host, peer(open_around_a_hang) as other:
-        host.write(blocks[1].ptr, b"fine")
-        for extent in extents:
-            other.channel.send_extent(extent)
-        assert other.channel.receive() == "fine"
-        assert other.channel.receive() == 1  # the duplicate that the hanging call was given
-        other.kill()
-        other.finish = lambda: None  # type: ignore[method-assign]
-    for extent, block in zip(extents, blocks, strict=True):
-        device.memory.release(extent)
-        device.memory.free(block)
-
-
-def open_many_times(device: Any, sim: Any, channel: Channel) -> None:
-    extent = channel.receive_extent()
-    kept = device.memory.open(extent)
-    for _ in range(1000):
-        device.memory.close(device.memory.open(extent))
-    channel.send(sim.counter("leaked"))
-    device.memory.close(kept)
-    os.close(extent.fds[0])
-    os._exit(0)  # the descriptor that the driver leaked stays
-
-
-@simulated()
-def test_an_open_that_leaks_a_descriptor(device: Any, sim: Any) -> None:
-    """One allocation is opened once, however many want it."""
-    block = device.memory.allocate(MIB)
-    extent = device.memory.export(block.ptr, MIB)
-    with peer(open_many_times, {**os.environ, "DEVSIM_LEAK_OPEN": "1"}) as other:
-        other.channel.send_extent(extent)
-        assert other.channel.receive() == 1
-    device.memory.release(extent)
-    device.memory.free(block)
-
-
-@simulated(event_limit=64)
-def test_a_limit_on_events_is_named(device: Any, sim: Any) -> None:
-    made = [device.sync.events.create() for _ in range(64)]
-    with pytest.raises(ResourceExhausted):
-        device.sync.events.create()
-    for event in made:
-        device.sync.events.destroy(event)
-    device.sync.events.destroy(device.sync.events.create())
-
-
-@simulated(event_ready=1)
-def test_events_that_always_say_done_are_found_by_the_trial(device: Any, sim: Any) -> None:
-    """Asked for by name, such events are refused: a query is true while work runs."""
-    found = decision(device, "event")
-    assert found["error"] == "CapabilityError", found
-    assert "event" in found["text"]
-
-
-@simulated()
-def test_concurrent_gets_and_opens(device: Any, sim: Any) -> None:
-    block = device.memory.allocate(MIB)
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            for _ in range(30):
-                extent = device.memory.export(block.ptr, 4096)
-                device.memory.close(device.memory.open(extent))
-                device.memory.release(extent)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures[0]
-    device.memory.free(block)
-
-
-# --- decisions --------------------------------------------------------------------------------------------------------
-
-
-def given(device: Any) -> Any:
-    """A backend whose only device is this one, so that a session opens no second one."""
-    backend = importlib.import_module("devipc_levelzero.backend")
-
-    class Given(backend.LevelZeroBackend):  # type: ignore[name-defined,misc]
-        def open_device(self, uuid: str | None = None) -> Any:
-            return device
-
-    return Given()
-
-
-def decide(device: Any, sim: Any, channel: Channel) -> None:
-    session = importlib.import_module("devipc.session")
-    path, strategy = channel.receive()
-    try:
-        with session.Importer(path, backend=given(device), strategy=strategy) as importer:
-            channel.send(importer.decision.to_json())
-            channel.receive()
-    except importlib.import_module("devipc.errors").DevIPCError as error:
-        channel.send({"error": type(error).__name__, "text": str(error)})
-        channel.receive()
-
-
-def decision(device: Any, strategy: str | None = None) -> dict[str, Any]:
-    """Let a session between two processes choose; return its Decision, or the error that it ended with."""
-    os.environ["DEVIPC_TRIAL_CACHE"] = ""
-    session = importlib.import_module("devipc.session")
-    with session.Exporter(backend=given(device)) as exporter, peer(decide) as other:
-        other.channel._socket.settimeout(45.0)
-        other.channel.send([exporter.path, strategy])
-        found: dict[str, Any] = other.channel.receive()
-        other.channel.send()
-    return found
-
-
-@simulated()
-def test_a_whole_device_decides_for_the_flag(device: Any, sim: Any) -> None:
-    found = decision(device)
-    assert found["strategy"] == "host_flag", found
-    rejected = next(each for each in found["candidates"] if each["strategy"] == "stream_memop")
-    assert "no call by which a list stores to" in rejected["reason"]
-
-
-@simulated()
-def test_events_are_used_on_request(device: Any, sim: Any) -> None:
-    assert decision(device, "event")["strategy"] == "event"
-
-
-@simulated(ipc_events=0)
-def test_events_that_are_off_are_refused_with_the_reason(device: Any, sim: Any) -> None:
-    found = decision(device, "event")
-    assert found["error"] == "CapabilityError"
-    assert "this driver does not have the call" in found["text"], found["text"]
-
-
-@simulated(ipc_events=0, host_register=0)
-def test_polling_takes_over_and_says_why(device: Any, sim: Any) -> None:
-    found = decision(device)
-    assert found["strategy"] == "polling", found
-    reasons = {each["strategy"]: f"{each['reason']} {each['evidence']}" for each in found["candidates"]}
-    assert "no call by which a list stores to" in reasons["stream_memop"]
-    assert "zexDriverImportExternalPointer" in reasons["host_flag"]
-
-
-@simulated()
-def test_many_allocations_at_once(device: Any, sim: Any) -> None:
-    """A pool in a hundred parts through one peer, each at its own bytes."""
-    blocks = [device.memory.allocate(MIB) for _ in range(20)]
-    with staging(device) as host, peer(mirror) as other:
-        for seed, block in enumerate(blocks):
-            reflect(device, other, host, block.ptr, 4096, seed)
-        other.channel.send("end")
-        assert host.read(blocks[3].ptr, 16) == pattern(4, 4096)[:16]
-    for block in blocks:
-        device.memory.free(block)
