@@ -5,13 +5,15 @@ Owns what a peer does on request. Whether an event is there at all is told by :c
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
-from devipc.conformance.staging import Unavailable
+from devipc.conformance.staging import Unavailable, until
 from devipc.conformance.worker import Worker, role
-from devipc.errors import DevIPCError
+from devipc.errors import DevIPCError, DriverError, ResourceExhausted
+from devipc.interfaces.sync import InterprocessEvent
 
-__all__ = ["ask_event", "destroy_event", "make_event", "record_event", "try_event"]
+__all__ = ["ask_event", "destroy_event", "make_event", "make_many_events", "record_event", "try_event"]
 
 Fds = tuple[int, ...]
 Body = dict[str, Any]
@@ -29,6 +31,29 @@ def make_event(worker: Worker, fds: Fds) -> Body:
     events.record(event, worker.rig.stream)
     worker.rig.finish(worker.rig.stream, "an event")
     return {"payload": events.export(event).hex(), "key": key}
+
+
+@role
+def make_many_events(worker: Worker, fds: Fds, limit: int) -> Body:
+    """Make events up to a limit, destroy them and use one more; return how many there were, and whether that one works.
+
+    A driver may keep what it made for them, so this is for a process that nobody uses afterwards.
+    """
+    rig, events = worker.rig, worker.rig.events
+    made: list[InterprocessEvent] = []
+    try:
+        with contextlib.suppress(ResourceExhausted, DriverError):
+            for _ in range(limit):
+                made.append(events.create())
+    finally:
+        for event in made:
+            events.destroy(event)
+    again = events.create()
+    events.record(again, rig.stream)
+    rig.finish(rig.stream, "an event that was made after many")
+    done = until(lambda: events.query(again), worker.deadline_s)
+    events.destroy(again)
+    return {"made": len(made), "again": done}
 
 
 @role

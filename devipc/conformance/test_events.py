@@ -13,13 +13,13 @@ import pytest
 from devipc.completion import create_fence
 from devipc.conformance.catalogue import case
 from devipc.conformance.fixtures import NewPeer
+from devipc.conformance.peers import Peer
 from devipc.conformance.profile import BackendProfile
 from devipc.conformance.rig import Latch, Rig
-from devipc.conformance.roles_events import ask_event, destroy_event, make_event, record_event, try_event
+from devipc.conformance.roles_events import ask_event, destroy_event, make_event, make_many_events, record_event
 from devipc.conformance.roles_sync import open_event
 from devipc.conformance.staging import Unavailable, until
-from devipc.errors import DevIPCError, DriverError, ResourceExhausted, UsageError
-from devipc.interfaces.sync import InterprocessEvent
+from devipc.errors import DevIPCError, UsageError
 from devipc.interfaces.transfer import Stream
 from devipc.memfd import SharedMap, create_memfd
 from devipc.spi import close_fds
@@ -34,22 +34,11 @@ MOST_EVENTS = 2048
     "Events are made up to 2048 or to a limit that is named by type, and made again after they were destroyed.",
     clause="interfaces/sync.py: InterprocessEvents.create",
 )
-def test_many_events(rig: Rig) -> None:
-    events = rig.events
-    made: list[InterprocessEvent] = []
-    try:
-        with contextlib.suppress(ResourceExhausted, DriverError):
-            for _ in range(MOST_EVENTS):
-                made.append(events.create())
-    finally:
-        for event in made:
-            events.destroy(event)
-    assert len(made) >= 32, f"only {len(made)} events could be made"
-    again = events.create()
-    events.record(again, rig.stream)
-    rig.finish(rig.stream, "an event that was made after many")
-    assert until(lambda: events.query(again), rig.deadline_s)
-    events.destroy(again)
+def test_many_events(rig: Rig, bare_peer: Peer) -> None:
+    assert rig.events is not None
+    body = bare_peer.call(make_many_events, limit=MOST_EVENTS).body
+    assert body["made"] >= 32, f"only {body['made']} events could be made"
+    assert body["again"], "an event that was made after many is never done"
 
 
 @case(
@@ -78,25 +67,6 @@ def test_several_importers(rig: Rig, new_peer: NewPeer) -> None:
             peer.call(destroy_event, key=key)
     finally:
         events.destroy(event)
-
-
-@case(
-    "SYNC-217",
-    "When its maker has destroyed an event, an importer's question is answered or refused by type, in time.",
-    clause="interfaces/sync.py: InterprocessEvents.destroy",
-)
-def test_maker_destroys_first(rig: Rig, new_peer: NewPeer) -> None:
-    maker = new_peer()
-    made = maker.call(make_event).body
-    if not made["payload"]:
-        raise Unavailable("the peer makes no events")
-    opened = rig.events.open(bytes.fromhex(made["payload"]))
-    assert until(lambda: rig.events.query(opened), rig.deadline_s)
-    maker.call(destroy_event, key=made["key"])
-    with contextlib.suppress(DevIPCError):
-        rig.events.query(opened)
-    maker.call(try_event, payload=made["payload"])
-    rig.events.destroy(opened)
 
 
 @case(

@@ -158,10 +158,10 @@ def exports_through_a_file() -> Backend:
     return LyingBackend(memory=Memory)
 
 
-@caught_by("CRASH-201", "SYNC-217")
+@caught_by("CRASH-201")
 def gone_events_without_a_type() -> Backend:
     class Events(Disguise):
-        """Raises whatever comes along when the maker of an event is gone, or has destroyed it."""
+        """Raises whatever comes along when the maker of an event is gone."""
 
         def query(self, event: Any) -> Any:
             try:
