@@ -22,4 +22,4 @@ forwarded = BackendProfile(
     handle_kinds=(HandleKind.LEGACY, HandleKind.VMM_FD, HandleKind.POOL),
     strategies=(Strategy.STREAM_MEMOP, Strategy.HOST_FLAG, Strategy.POLLING),
 )
-"""The same calls forwarded to another vendor's driver. Whether it opens dma-bufs and how its events behave is its own."""
+"""The same calls forwarded to another vendor's driver. Dma-bufs and events are as it has them."""

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-KEPT = ("conformance", "handover", "sessions")
+KEPT = ("conformance", "handover")
 STRATEGIES = ("stream_memop", "host_flag", "polling", "event")
 HARDWARE = "NVIDIA via forwarding"
 
