@@ -292,10 +292,11 @@ class HiCacheClient:
         if not link["degraded"]:
             try:
                 detail = self._desk.ask(lambda op: StatusRequest(op=op)).detail
-            except DevIPCError:
+            except DevIPCError as error:
                 link = self._link.status()
-                if not link["degraded"]:
+                if not link["degraded"] and error.code != "degraded":
                     raise
+                link = {"degraded": str(error)} | {name: value for name, value in link.items() if value}
         own = {"open_tickets": len(self._desk.open_tickets()), "quarantined_pages": self._desk.quarantined_pages}
         return {**detail, **link, **own}
 

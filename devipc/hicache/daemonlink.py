@@ -17,7 +17,7 @@ from devipc.deadline import deadline_after, no_thread, remaining
 from devipc.errors import CompletionTimeout, DevIPCError, PeerGone, StaleError, UsageError
 from devipc.hicache.attach import FIRST_PAUSE_S, LONGEST_PAUSE_S, Target, attach, attach_first
 from devipc.hicache.attachment import Attachment
-from devipc.hicache.handles import check_exports
+from devipc.hicache.handles import NeverReady, check_exports
 from devipc.hicache.index import IndexReader
 from devipc.hicache.links import LinkAnswers, LinkFence, PoolMemory
 from devipc.hicache.operations import Event
@@ -54,7 +54,7 @@ class DaemonLink:
     way : Way
         How frames shall travel, where the daemon lets them.
     allow_uids : collection of int
-        Users other than this one whose daemon is trusted.
+        Other users whose daemon is trusted.
 
     Raises
     ------
@@ -147,11 +147,14 @@ class DaemonLink:
         self._pools.remove(pool)
 
     def ready(self, stream: Stream) -> ReadyPoint:
-        """See :class:`~devipc.hicache.links.EngineLink`; raises ``degraded`` while nobody serves."""
+        """See :class:`~devipc.hicache.links.EngineLink`; while nobody serves, a point that fails what waits for it."""
         current = self._current
-        if current is None:
-            raise self._degraded()
-        return current.mark(stream)
+        try:
+            return NeverReady(self._degraded()) if current is None else current.mark(stream)
+        except DevIPCError as error:
+            if current is None or current.over is None:
+                raise
+            return NeverReady(error)
 
     def fence(self) -> SlotFence:
         """See :class:`~devipc.hicache.links.EngineLink`."""
@@ -176,8 +179,8 @@ class DaemonLink:
         except UsageError:
             raise
         except DevIPCError as error:
-            over = current is not None and current.over is not None
-            self._refuse(request, self._degraded() if over else error)
+            over = None if current is None else current.over
+            self._refuse(request, error if over is None else self._degraded(over))
 
     def _refuse(self, request: Request, error: DevIPCError) -> None:
         if isinstance(request, Backup | Restore):
@@ -213,17 +216,17 @@ class DaemonLink:
     def status(self) -> dict[str, object]:
         """See :class:`~devipc.hicache.links.EngineLink`."""
         with self._changed:
-            degraded = self._current is None
+            served = self._current is not None
             return {
-                "degraded": str(self._why) if degraded else "",
-                "degraded_s": time.monotonic() - self._since if degraded else 0.0,
+                "degraded": "" if served else str(self._why),
+                "degraded_s": 0.0 if served else time.monotonic() - self._since,
                 "attempts": self._attempts,
                 "losses": self._losses,
                 "dying_engines": len(self._leaving),
             }
 
-    def _degraded(self) -> DevIPCError:
-        why = self._why
+    def _degraded(self, why: DevIPCError | None = None) -> DevIPCError:
+        why = why or self._why
         return PeerGone(
             f"no cache engine serves this client now: {'it attaches' if why is None else why.message}",
             code="degraded",
@@ -248,9 +251,8 @@ class DaemonLink:
             self._on_gone(attachment)
 
     def _on_gone(self, attachment: Attachment) -> None:
-        with self._changed:
-            if attachment not in self._leaving:
-                return
+        if attachment not in self._leaving:
+            return
         # Told first: what is waited for below is that nobody's page is quarantined any more.
         self._answers.attachment_gone(list(attachment.ops))
         with self._changed:

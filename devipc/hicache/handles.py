@@ -20,6 +20,7 @@ from devipc.interfaces.memory import DeviceMemoryIPC
 __all__ = [
     "UNFENCED",
     "FencePoint",
+    "NeverReady",
     "PoolHandle",
     "check_exports",
     "check_keys",
@@ -44,6 +45,17 @@ class FencePoint:
 class _Unfenced:
     def reached(self) -> bool:
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class NeverReady:
+    """A point that nobody will reach: there was no engine to make one with. What is submitted behind it fails."""
+
+    error: DevIPCError
+
+    def reached(self) -> bool:
+        """Raise the reason."""
+        raise self.error
 
 
 UNFENCED: ReadyPoint = _Unfenced()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from devipc.errors import DevIPCError, PeerGone, StaleError, UsageError
+from devipc.errors import DevIPCError, StaleError, UsageError
 from devipc.hicache.api import UNFENCED, HiCacheClient, PoolHandle
 from devipc.hicache.keys import KEY_NBYTES, Namespace
 from devipc.hicache.operations import Status
@@ -75,16 +75,6 @@ class RuntimeConfig:
     shuffle: int | None = None
     itl_target_s: float | None = None
     poison: bool = False
-
-
-class _Never:
-    """A ready point that is never reached."""
-
-    def __init__(self, error: PeerGone) -> None:
-        self._error = error
-
-    def reached(self) -> bool:
-        raise self._error
 
 
 @dataclass(slots=True)
@@ -210,10 +200,7 @@ class LocalGPURuntime:
         """Behind everything that was computed so far; on the host that is over when the call returns."""
         if self._stream is None or self._client is None:
             return UNFENCED
-        try:
-            return self._client.ready(self._stream)
-        except PeerGone as error:  # nobody serves now; should somebody do so in a moment, it must not be unfenced
-            return _Never(error)
+        return self._client.ready(self._stream)
 
     def _allocate(self, count: int) -> list[int]:
         """Return new pages; waits for backups, which keep released pages, when there are too few."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from devipc.errors import CompletionTimeout, DevIPCError, FencePoisoned, PeerGone
+from devipc.errors import CompletionTimeout, FencePoisoned, PeerGone
 from devipc.hicache.api import UNFENCED, HiCacheClient, connect
 from devipc.hicache.operations import Event, Status
 from devipc.hicache.results import PageResult
@@ -142,8 +142,10 @@ def test_the_daemon_is_killed_and_another_takes_its_place(scene: Scene) -> None:
     assert late.fence is not None
     with pytest.raises(FencePoisoned):
         late.fence.query()
-    with pytest.raises(DevIPCError) as caught:
-        client.ready(scene.it.stream())
+    behind = client.backup(handle, [1], scene.keys[:1], ready=scene.it.stream())
+    assert behind.wait(TIMEOUT_S).status is Status.REFUSED
+    with pytest.raises(PeerGone) as caught:
+        client.ready(scene.it.stream()).reached()
     assert caught.value.code == "degraded"
     assert restore.wait(TIMEOUT_S).status is Status.LOST
     assert client.status()["quarantined_pages"] == 0
