@@ -10,12 +10,15 @@ out=${OUT:-$root/build/h200-bench}
 mkdir -p "$out"
 cd "$root" || exit 1
 export DEVIPC_TRIAL_CACHE= PYTHONUNBUFFERED=1
-wanted=" ${*:-one layers classic geometries runs small sweep interference footprint control sync} "
+wanted=" ${*:-one layers classic classic_1 geometries runs small sweep interference footprint control sync} "
 failed=
 step() {
     name=$1 limit=$2
     shift 2
     case $wanted in *" $name "*) ;; *) return ;; esac
+    left=$((495 - SECONDS))
+    [ $left -ge 10 ] || { failed="$failed $name"; echo "$name: no time is left"; return; }
+    [ $limit -le $left ] || limit=$left
     began=$SECONDS
     timeout --kill-after=5 "$limit" python3 -m devipc bench "$@" --backend cuda --out "$raw/$name.json" >"$raw/$name.log" 2>&1
     status=$?
@@ -26,7 +29,8 @@ step() {
 moved="--url daemon --rows 65600"
 step one 75 transfer $moved --tokens 4096 --page-tokens 64,16,1 --baselines 5
 step layers 60 transfer $moved --tokens 4096 --page-tokens 64,16,1 --allocation layers
-step classic 60 transfer $moved --tokens 4096 --page-tokens 64,16,1 --allocation classic
+step classic 60 transfer $moved --tokens 4096 --page-tokens 64,16 --allocation classic
+step classic_1 40 transfer $moved --tokens 4096 --page-tokens 1 --allocation classic --repetitions 8
 step geometries 60 transfer $moved --tokens 4096 --page-tokens 64,16 --geometry tp4,mla
 step runs 60 transfer $moved --tokens 4096 --page-tokens 64,16,1 --shape runs --extent-pages 256
 step small 40 transfer $moved --tokens 256 --page-tokens 64,16 --repetitions 200
