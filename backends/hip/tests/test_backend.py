@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -242,6 +243,20 @@ def test_without_a_library_the_layer_is_named() -> None:
     assert "layer 'library'" in done.stdout, done.stderr
     assert "ROCM_PATH" in done.stdout
     assert done.stderr == ""
+
+
+@pytest.mark.long
+def test_a_real_runtime_without_a_device_is_told_apart(tmp_path: Path) -> None:
+    """Debian's, which is 5.2.3 in Debian 12: too old; a newer one finds no device."""
+    library = next(Path("/usr/lib").glob("*/libamdhip64.so.[0-9]"), None)
+    if library is None:
+        pytest.skip("libamdhip64 of the distribution is not installed")
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/libamdhip64.so").symlink_to(library)
+    done = run(LIST_DEVICES, python_path({**os.environ, "ROCM_PATH": str(tmp_path)}))
+    assert done.returncode == 0, done.stderr
+    assert "layer 'runtime'" in done.stdout or "layer 'device'" in done.stdout, done.stdout
+    assert "remedy" in done.stdout
 
 
 def test_without_bindings_the_layer_is_named() -> None:
