@@ -8,11 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from benchmarks.bars import bars
+from benchmarks.plot import draw
 from devipc.bench.control import measure_control
 from devipc.bench.pools import ALLOCATIONS, GEOMETRIES, Pinned, Pool
 from devipc.bench.transfer import Case, measure_cases
@@ -139,3 +141,10 @@ def test_a_model_runs_beside_the_transfers() -> None:
     found = command("interference", "--url", "daemon", "--tokens", "128", "--model", "decode", "--windows", "1")
     assert [row["moved_by"] for row in found["results"]] == ["cache", "gather kernel"]
     assert all(row["steps_quiet"] > 1 and row["steps_busy"] > 1 for row in found["results"])
+
+
+def test_the_picture_has_a_line_for_every_allocation_that_was_measured(device: Any) -> None:
+    rows = run(device, *(Case("tp4", "one", page_tokens=pages, tokens=64) for pages in (1, 16)), repetitions=1)
+    picture = draw({"one": {"results": rows}})
+    lines = [one for one in ElementTree.fromstring(picture).iter() if one.tag.endswith("polyline")]
+    assert [len(one.attrib["points"].split()) for one in lines] == [2, 2, 0, 0, 0, 0]
