@@ -30,15 +30,15 @@ def draw(results: dict[str, Any]) -> str:
     lines = {(a, d): points(results, a, d) for a in NAMES for d in DASHES}
     pages = sorted({x for line in lines.values() for x, _ in line})
     rows = results["one"]["results"]
-    floor = statistics.median(row["floor_gb_per_s"] for row in rows if row["direction"] in DASHES)
-    top = 10 * math.ceil(floor * 1.05 / 10)
+    floor: float = statistics.median(row["floor_gb_per_s"] for row in rows if row["direction"] in DASHES)
+    top: int = 10 * math.ceil(floor * 1.05 / 10)
     span = math.log2(pages[-1] / pages[0]) or 1.0
 
     def x_of(page: int) -> float:
-        return LEFT + math.log2(page / pages[0]) / span * (WIDTH - LEFT - RIGHT)
+        return float(LEFT) + math.log2(page / pages[0]) / span * (WIDTH - LEFT - RIGHT)
 
     def y_of(rate: float) -> float:
-        return HEIGHT - BOTTOM - rate / top * (HEIGHT - TOP - BOTTOM)
+        return float(HEIGHT - BOTTOM) - rate / top * (HEIGHT - TOP - BOTTOM)
 
     def text(x: float, y: float, words: str, anchor: str = "middle") -> str:
         return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{words}</text>'
