@@ -8,13 +8,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
-from benchmarks.bars import bars
-from benchmarks.plot import draw
 from devipc.bench.control import measure_control
 from devipc.bench.pools import ALLOCATIONS, GEOMETRIES, Pinned, Pool
 from devipc.bench.transfer import Case, measure_cases
@@ -49,10 +46,6 @@ def test_every_direction_and_method_has_a_row_beside_its_floor(device: Any) -> N
         assert row["floor"] == "numpy's copy of one contiguous array"
         assert ("first_layer_share" in row) == (row["method"] == "cache" and row["direction"] == "restore")
     assert {row["samples"] for row in rows if row["method"] == "cache"} == {2}
-    judged = {bar["what"]: bar for bar in bars({"one": {"results": rows}})}
-    assert judged["one: tp4, pages of 16, backup"]["target"] == 0.93
-    assert judged["first layer of a restore, pages of 16"]["sense"] == "at most"
-    assert all(bar["met"] == (bar["found"] >= bar["target"]) for bar in judged.values() if bar["sense"] == "at least")
 
 
 def test_other_bytes_end_the_measurement(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,10 +134,3 @@ def test_a_model_runs_beside_the_transfers() -> None:
     found = command("interference", "--url", "daemon", "--tokens", "128", "--model", "decode", "--windows", "1")
     assert [row["moved_by"] for row in found["results"]] == ["cache", "gather kernel"]
     assert all(row["steps_quiet"] > 1 and row["steps_busy"] > 1 for row in found["results"])
-
-
-def test_the_picture_has_a_line_for_every_allocation_that_was_measured(device: Any) -> None:
-    rows = run(device, *(Case("tp4", "one", page_tokens=pages, tokens=64) for pages in (1, 16)), repetitions=1)
-    picture = draw({"one": {"results": rows}})
-    lines = [one for one in ElementTree.fromstring(picture).iter() if one.tag.endswith("polyline")]
-    assert [len(one.attrib["points"].split()) for one in lines] == [2, 2, 0, 0, 0, 0]

@@ -1,0 +1,49 @@
+"""What the scripts beside the package make of results; left out where only the package is."""
+
+from __future__ import annotations
+
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+bars = pytest.importorskip("benchmarks.bars").bars
+draw = pytest.importorskip("benchmarks.plot").draw
+
+
+def row(page_tokens: int, direction: str, share: float, **more: Any) -> dict[str, Any]:
+    common = {"geometry": "llama", "method": "cache", "gb_per_s": 50 * share, "floor_gb_per_s": 50.0}
+    return {**common, "page_tokens": page_tokens, "direction": direction, "share_of_floor": share, **more}
+
+
+def test_bars_hold_shares_against_their_targets() -> None:
+    rows = [
+        row(64, "backup", 0.98),
+        row(16, "backup", 0.92),
+        row(16, "restore", 0.93, first_layer_share=0.2),
+        row(128, "backup", 0.1),
+        row(64, "backup", 0.1, method="loop"),
+    ]
+    found = {bar["what"]: (bar["sense"], bar["target"], bar["met"]) for bar in bars({"one": {"results": rows}})}
+    assert found == {
+        "one: llama, pages of 64, backup": ("at least", 0.97, True),
+        "one: llama, pages of 16, backup": ("at least", 0.93, False),
+        "one: llama, pages of 16, restore": ("at least", 0.93, True),
+        "first layer of a restore, pages of 16": ("at most", 0.167, False),
+    }
+
+
+def test_bars_hold_what_a_process_has_against_the_control_process() -> None:
+    one = {"process": "engine, 2 client(s)", "device_over_control_nbytes": 2**24, "own_rss_over_control_nbytes": 2**26}
+    calls = {"process": "calls of an engine in this process", "calls": []}
+    assert [bar["met"] for bar in bars({"footprint": {"results": [one, calls]}})] == [True, False]
+    slow = {"model": "decode", "moved_by": "cache", "mean_over_quiet": 1.05, "p99_over_quiet": 1.2}
+    steps = {"interference": {"results": [slow, {**slow, "moved_by": "gather kernel"}]}}
+    assert [bar["met"] for bar in bars(steps)] == [True, False]
+
+
+def test_the_picture_has_a_line_for_every_allocation_that_was_measured() -> None:
+    rows = [row(pages, way, 0.5) for pages in (1, 16, 64) for way in ("backup", "restore", "both")]
+    picture = draw({"one": {"results": rows}, "classic_1": {"results": rows[:3]}})
+    lines = [one for one in ElementTree.fromstring(picture).iter() if one.tag.endswith("polyline")]
+    assert [len(one.attrib["points"].split()) for one in lines] == [3, 3, 0, 0, 1, 1]
