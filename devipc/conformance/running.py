@@ -98,4 +98,4 @@ def run(
         raise KeyboardInterrupt
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         raise SuiteError(f"the run broke off: pytest ended with {pytest.ExitCode(code).name.lower()}")
-    return code is pytest.ExitCode.OK or code == 0, suite.document()
+    return code == pytest.ExitCode.OK, suite.document()
