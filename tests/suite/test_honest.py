@@ -38,7 +38,7 @@ def test_host_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(560)
 @pytest.mark.parametrize("turn", range(RUNS // 2))
 def test_host_passes_again_and_again(tmp_path: Path, turn: int) -> None:
     """Two at a time, so that each run also stands beside another."""
@@ -46,7 +46,7 @@ def test_host_passes_again_and_again(tmp_path: Path, turn: int) -> None:
     for folder in folders:
         folder.mkdir()
     with ThreadPoolExecutor(2) as pool:
-        for run in pool.map(lambda folder: run_suite(folder, HOST, timeout_s=280), folders):
+        for run in pool.map(lambda folder: run_suite(folder, HOST, timeout_s=540), folders):
             assert_clean(run)
 
 
