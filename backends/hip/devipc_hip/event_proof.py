@@ -32,6 +32,7 @@ PROOF_TIMEOUT_S = 15.0
 """For all children together."""
 _RECORDS = 40  # more than the ring of 32
 _LOOK_S = 5.0
+_END_S = 2.0
 _EVENT_FLAGS = 4 | 2
 _REMEDY = "use stream_memop, host_flag or polling, which need no events"
 
@@ -145,8 +146,12 @@ def _start(children: list[subprocess.Popen[str]], role: str, ordinal: int) -> su
 
 
 def _end(child: subprocess.Popen[str]) -> None:
+    """End a child. One that stands in the kernel cannot be, and is left to be collected later."""
     child.kill()
-    child.wait()
+    try:
+        child.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        return
     for pipe in (child.stdin, child.stdout):
         if pipe is not None:
             with contextlib.suppress(OSError):
@@ -169,7 +174,7 @@ def _line(child: subprocess.Popen[str], deadline: float) -> str:
     reader.join(max(0.0, deadline - time.monotonic()))
     if reader.is_alive():
         child.kill()
-        reader.join()
+        reader.join(_END_S)
         raise TimeoutError
     if not found or not found[0]:
         raise EOFError(f"a child ended with status {child.wait()}")

@@ -309,3 +309,14 @@ def test_fences_between_two_processes(strategy: str, device: Any, sim: Any) -> N
                 fence.signal(stream, value)
             assert reached(other, last) == "reached"
     device.transfer.destroy_stream(stream)
+
+
+@pytest.mark.long
+@simulated(memops=0, ipc_events=0, host_register=0)
+def test_polling_takes_over_and_the_decision_says_why(device: Any, sim: Any) -> None:
+    found = decision(device)
+    assert (found["strategy"], found["degraded"]) == ("polling", True)
+    assert candidate(found, "stream_memop")[:2] == ("offer", "no")
+    phase, verdict, reason = candidate(found, "host_flag")
+    assert (phase, verdict) == ("child", "no"), reason
+    assert "register" in reason
