@@ -148,8 +148,8 @@ def cell(runs: Sequence[Run], *, kind: str = "", strategy: str = "") -> str:
     """Return what is known of a handle kind or a strategy of one backend, from its runs, the best evidence first.
 
     ``verified on DEVICE``; ``no on DEVICE``, where a real device refused it by type; ``simulated, untested on
-    hardware``, which is no evidence about any device; ``untested on hardware`` when it ran nowhere, or nowhere well;
-    ``-`` when the backend knows no such thing.
+    hardware`` and ``no, simulated``, which are no evidence about any device; ``untested on hardware`` when it ran
+    nowhere, or nowhere well; ``-`` when the backend knows no such thing.
     """
     case, parameter = (_KIND_CASE, kind) if kind else (_STRATEGY_CASE, strategy)
     found = [(run, run.seen(case, parameter)[0]) for run in runs]
@@ -159,7 +159,9 @@ def cell(runs: Sequence[Run], *, kind: str = "", strategy: str = "") -> str:
     real = list(dict.fromkeys(run.device for run in passed if not run.simulated))
     if real:
         return f"verified on {', '.join(real)}"
-    refused = [run.device for run, result in found if result == Result.SKIP.value and not run.simulated]
-    if refused:
-        return f"no on {', '.join(dict.fromkeys(refused))}"
-    return "simulated, untested on hardware" if passed else "untested on hardware"
+    refused = [run for run, result in found if result == Result.SKIP.value]
+    if denied := list(dict.fromkeys(run.device for run in refused if not run.simulated)):
+        return f"no on {', '.join(denied)}"
+    if passed:
+        return "simulated, untested on hardware"
+    return "no, simulated" if refused else "untested on hardware"

@@ -34,7 +34,11 @@ def run_of(tests: list[tuple[str, str, str]], *, device: str = "Model 1", simula
 VERIFIED = run_of([("MEM-011", "vmm_fd", "pass"), ("SYNC-066", "event", "skip"), ("MEM-011", "pool", "fail")])
 OTHER = run_of([("MEM-011", "vmm_fd", "pass")], device="Model 2")
 SIMULATED = run_of(
-    [("MEM-011", "legacy", "pass"), ("SYNC-066", "event", "pass"), ("MEM-011", "vmm_fd", "pass")], simulated=True
+    [
+        *(("MEM-011", "legacy", "pass"), ("SYNC-066", "event", "pass"), ("MEM-011", "vmm_fd", "pass")),
+        ("SYNC-066", "polling", "skip"),
+    ],
+    simulated=True,
 )
 
 
@@ -51,6 +55,8 @@ SIMULATED = run_of(
         ([VERIFIED], "fabric", "", "-"),
         ([VERIFIED, SIMULATED], "legacy", "", "simulated, untested on hardware"),
         ([SIMULATED], "", "event", "simulated, untested on hardware"),
+        ([SIMULATED], "", "polling", "no, simulated"),
+        ([VERIFIED, SIMULATED], "", "polling", "no, simulated"),
     ],
 )
 def test_cells(runs: list[Run], kind: str, strategy: str, expected: str) -> None:
