@@ -12,10 +12,19 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
-from devipc.spi import AllocationInfo, Chunk, ExportedExtent, HandleKind, OpenedExtent
+from devipc.spi import (
+    AllocationInfo,
+    Chunk,
+    DeviceLostError,
+    DriverError,
+    ExportedExtent,
+    HandleKind,
+    OpenedExtent,
+)
 from devipc_hip import driver, payload
 from devipc_hip.context import Context
 from devipc_hip.memory_plain import attach, check_opened
@@ -26,6 +35,7 @@ from devipc_hip.payload import CANARY_NBYTES, IDENTITY_NBYTES
 __all__ = ["LegacyExports", "LegacyMappings"]
 
 _LAZY_ENABLE_PEER_ACCESS = 1
+_PAUSES_S = (0.02, 0.1)
 _FRESH = 2**63  # ids from here on are this package's, and say nothing about the allocation
 
 
@@ -50,7 +60,7 @@ class LegacyExports:
         with self._lock:
             found = self._exported.get(info.base)
             if found is None or not _is_same(found, info):
-                handle: bytes = driver.call("hipIpcGetMemHandle", info.base)
+                handle = _handle_of(info.base)
                 found = _Exported(info.allocation_id, info.nbytes, os.urandom(IDENTITY_NBYTES), handle)
                 self._exported[info.base] = found
             found.extents += 1
@@ -71,6 +81,22 @@ class LegacyExports:
         """Drop the handle of an allocation that is being freed."""
         with self._lock:
             self._exported.pop(base, None)
+
+
+def _handle_of(base: int) -> bytes:
+    """Export an allocation; on some nodes that fails most of the time, and then works (ROCm/rccl 2188)."""
+    for pause_s in _PAUSES_S:
+        try:
+            return bytes(driver.call("hipIpcGetMemHandle", base))
+        except DriverError as error:
+            if isinstance(error, DeviceLostError):
+                raise
+        time.sleep(pause_s)
+    try:
+        return bytes(driver.call("hipIpcGetMemHandle", base))
+    except DriverError as error:
+        error.message = f"{error.message}, {len(_PAUSES_S) + 1} times in a row"
+        raise
 
 
 def _is_same(found: _Exported, info: AllocationInfo) -> bool:

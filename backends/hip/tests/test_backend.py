@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ import pytest
 
 from devipc.spi import CapabilityError, ClosedError, DeviceLostError, DriverError, ForkError
 
-from .peers import environment, python_path, simulated
+from .peers import ROOT, environment, python_path, simulated
 
 
 def backend() -> Any:
@@ -29,6 +30,14 @@ def hip() -> Any:
 
 def current() -> int:
     return int(hip().hipGetDevice()[1])
+
+
+def test_every_switch_of_the_front_is_set_in_a_test_of_this_backend() -> None:
+    definitions = (ROOT / "tests/simulator/hip/own_switches.def").read_text()
+    switches = set(re.findall(r"^SWITCH\((\w+),", definitions, re.MULTILINE))
+    tests = "\n".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    assert len(switches) > 5
+    assert {name for name in switches if not re.search(rf'\b{name}=|"{name}"|DEVSIM_{name.upper()}', tests)} == set()
 
 
 @simulated(bare=True)

@@ -150,6 +150,24 @@ def test_an_allocation_is_exported_once(device: Any, sim: Any) -> None:
 
 
 @pytest.mark.long
+@simulated()
+def test_an_export_that_fails_now_and_then_is_tried_again(device: Any, sim: Any) -> None:
+    """The second process of a node fails to export most of the time (ROCm/rccl 2188)."""
+    block = device.memory.allocate(MIB)
+    sim.inject("hipIpcGetMemHandle@1-2=1")
+    device.memory.release(device.memory.export(block.ptr, 8))
+    assert sim.calls("hipIpcGetMemHandle") == 3
+    sim.clear_faults()
+    sim.inject("hipIpcGetMemHandle@*=1")
+    other = device.memory.allocate(MIB)
+    with pytest.raises(DriverError, match=r"refused an argument, 3 times in a row \(hipIpcGetMemHandle -> 1") as caught:
+        device.memory.export(other.ptr, 8)
+    assert "HSA_ENABLE_IPC_MODE_LEGACY" in caught.value.remedy
+    for each in (block, other):
+        device.memory.free(each)
+
+
+@pytest.mark.long
 @simulated(handle_random=1)
 def test_foreign_memory_is_exported_while_it_is_the_same(device: Any, sim: Any) -> None:
     with device.context:
