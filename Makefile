@@ -4,6 +4,8 @@
 PYTHON  ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 # A released CPU build is enough for the tests. "make test TORCH=" runs without torch.
 TORCH   ?= torch==2.13.0
+# Tests at a time. What holds a time runs alone, behind the others.
+JOBS    ?= 2
 BACKENDS := $(patsubst %/pyproject.toml,%,$(wildcard backends/*/pyproject.toml))
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -47,10 +49,12 @@ demo-model: $(VENV)/.model
 	$(BIN)/devipc demo --model $(DEMO_ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m 'not hardware and not long' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'not hardware and not long and not timing' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'timing and not hardware and not long' $(PYTEST_ARGS)
 
 test-long: $(VENV)/.dev
-	$(BIN)/python -m pytest -m 'long and not hardware' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'long and not hardware and not timing' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'long and timing and not hardware' $(PYTEST_ARGS)
 
 conformance: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/suite/test_honest.py $(wildcard backends/*/tests/test_conformance.py) \

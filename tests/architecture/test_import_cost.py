@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 RUNS = 20
 MAX_IMPORT_S = 0.025
 MAX_VERSION_S = 0.150
@@ -36,6 +38,7 @@ def loaded(statement: str) -> tuple[set[str], set[str]]:
     return set(modules), set(objects)
 
 
+@pytest.mark.timing
 def test_import_is_cheap() -> None:
     """Bare interpreter and import take turns, so that a busy machine slows both."""
     bare, ours = [], []
@@ -62,6 +65,7 @@ def test_the_check_would_see_a_heavy_module_and_a_foreign_library() -> None:
     assert any("numpy" in path for path in objects)
 
 
+@pytest.mark.timing
 def test_version_is_printed_at_once() -> None:
     script = os.path.join(os.path.dirname(sys.executable), "devipc")
     took = statistics.median(seconds(script, "--version") for _ in range(RUNS))

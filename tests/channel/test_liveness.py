@@ -241,6 +241,7 @@ def test_a_watch_survives_callbacks_that_raise() -> None:
     assert watching.join(5)
 
 
+@pytest.mark.timing
 def test_closing_a_watch_never_blocks_and_tells_nothing() -> None:
     held = holdings()
     life = own_life()

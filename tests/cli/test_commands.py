@@ -22,6 +22,7 @@ def devipc(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.timing
 def test_the_demo_tells_its_story(strategy: str) -> None:
     done = devipc("demo", "--strategy", strategy, "--hand-overs", "40", "--page-kib", "4", "--no-cache", "--json")
     assert (done.returncode, done.stderr) == (0, "")

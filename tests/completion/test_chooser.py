@@ -255,6 +255,7 @@ def test_a_responder_answers_nonsense_with_a_reason(body: bytes) -> None:
         answering.close()
 
 
+@pytest.mark.timing
 def test_a_step_that_is_being_done_is_not_disturbed_by_a_close() -> None:
     """The step reads memory that the close unmaps: that must wait, without keeping whoever closes."""
     with host_device() as device, contextlib.ExitStack() as stack:

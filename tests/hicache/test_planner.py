@@ -301,6 +301,7 @@ def plan_s(layout: PoolLayout, pages: int, repeat: int) -> float:
     return best_s(lambda: planner.plan(Direction.BACKUP, ids, host), repeat)
 
 
+@pytest.mark.timing
 def test_planning_is_fast_and_grows_linearly() -> None:
     """Bounds are the project's; they hold with a factor to spare that ``benchmarks/planner.py`` measures."""
     regular, irregular = llama(pages=160_002, row=256), separate(pages=160_002)

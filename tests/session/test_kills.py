@@ -159,6 +159,7 @@ def test_dying_is_told_within_100_ms_whatever_the_victims_memory(busy: bool) -> 
     assert waiting[0] - killed < 0.1
 
 
+@pytest.mark.timing
 def test_a_stream_wait_is_released_when_the_signaller_dies() -> None:
     with worker("exporter", count=False) as victim:
         with Importer(victim.hear("path"), strategy="stream_memop", timeout_s=TIMEOUT_S) as session:

@@ -114,6 +114,7 @@ def test_an_interrupted_open_is_undone_when_it_returns(monkeypatch: pytest.Monke
     assert undone.wait(5)
 
 
+@pytest.mark.timing
 def test_a_second_open_of_the_same_export_does_not_wait_twice_as_long() -> None:
     release = threading.Event()
     device = load_backend("host").open_device()

@@ -84,6 +84,7 @@ def test_an_engine_that_is_killed_leaves_the_tier_and_its_schedulers_come_back()
 
 @pytest.mark.long
 @pytest.mark.chaos
+@pytest.mark.timing
 def test_a_scheduler_that_is_killed_in_mid_transfer_is_let_go_within_a_second() -> None:
     with slow_daemon() as (one, faults), schedulers(one.path, 2) as (victim, other):
         engine = one.ready["engine_pid"]
