@@ -54,16 +54,20 @@ static void describe(const struct ds_device *device, ze_device_properties *out) 
   snprintf(out->name, sizeof out->name, "%s", device->name);
 }
 
+/* Whole devices of which only parts are listed: asked for by their parts, good for nothing but to say who they are. */
+static struct ds_device roots[16];
+
+static bool is_root(const struct ds_device *device) { return device >= roots && device < roots + 16 && device->slice < 0; }
+
 API(zeDeviceGetProperties, ZE_API, (struct ds_device *device, ze_device_properties *out), (device, out)) {
-  if (!exists(device))
+  if (!exists(device) && !is_root(device))
     return ZE_INVALID_ARGUMENT;
   describe(device, out);
   return ZE_OK;
 }
 
-/* The whole device that a part belongs to; a whole device has none. It is no device of the list. */
+/* The whole device that a part belongs to; a whole device has none. */
 API(zeDeviceGetRootDevice, ZE_API_7, (struct ds_device *device, struct ds_device **out), (device, out)) {
-  static struct ds_device roots[16];
   *out = NULL;
   if (!exists(device))
     return ZE_INVALID_ARGUMENT;
