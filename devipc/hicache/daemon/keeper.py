@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from devipc.channel.listener import remove_leftovers
 from devipc.deadline import no_thread
 from devipc.errors import DeviceLostError, DevIPCError
 from devipc.hicache.arena import HostArena
@@ -166,6 +167,7 @@ class Keeper:
     def _begin(self) -> Life | None:
         config = self._config
         first = not self._begun.is_set()
+        remove_leftovers(self._folder)  # of an engine that was killed with its supervisor: nobody else would
         try:
             process = EngineProcess(self._spawn(), self._arena.fileno(), self._arena.nbytes)
             try:
