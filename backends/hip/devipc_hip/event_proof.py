@@ -14,6 +14,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -34,6 +36,7 @@ _RECORDS = 40  # more than the ring of 32
 _LOOK_S = 5.0
 _END_S = 2.0
 _EVENT_FLAGS = 4 | 2
+_PR_SET_PDEATHSIG = 1
 _REMEDY = "use stream_memop, host_flag or polling, which need no events"
 
 
@@ -245,9 +248,12 @@ def _look_role() -> None:
 def main() -> None:
     """Play the role that the command line names."""
     role, ordinal = sys.argv[1:]
+    # Ends with the thread that waits for it, also where it stands in the runtime.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     driver.initialize()
     driver.call("hipSetDevice", int(ordinal))
     {"end": _end_role, "make": _make_role, "look": _look_role}[role]()
+    os._exit(0)  # the runtime's own end would wait for the work that is held
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import importlib
 import os
 import struct
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from devipc.spi import CapabilityError, HandleError, Mechanism, UsageError, Verd
 
 from .helpers import staging
 from .partners import Background, candidate, decision, followed, reached
-from .peers import Channel, peer, simulated
+from .peers import Channel, Peer, peer, simulated
 
 WORD = 4096
 LAST = 2**62 - 1
@@ -242,6 +243,53 @@ def test_an_event_that_never_opens_costs_a_deadline(device: Any, sim: Any) -> No
     started = time.monotonic()
     assert "opening an event of another process did not return" in refusal(device, 4.0)
     assert time.monotonic() - started < 20.0
+
+
+def prove_and_stand(device: Any, sim: Any, channel: Channel) -> None:
+    os.environ["DEVSIM_FAULT"] = "hipIpcOpenEventHandle@*=hang"
+    channel.send("on its way")
+    device.sync.events.create()
+
+
+def children_of(pid: int) -> list[int]:
+    """Return processes of a trial that ``pid`` started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+            parent = int((path.parent / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            continue
+        if b"devipc_hip.event_proof" in words and parent == pid:
+            found.append(int(path.parent.name))
+    return found
+
+
+def runs(pid: int) -> bool:
+    """Return False for a process that is gone, or that only waits to be collected."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.long
+@pytest.mark.chaos
+@simulated()
+def test_a_trial_ends_with_who_asked_for_it(device: Any, sim: Any) -> None:
+    """Killed while a child of the trial stands in the runtime for ever: no child stays."""
+    other = Peer(prove_and_stand)
+    assert other.channel.receive() == "on its way"
+    deadline = time.monotonic() + 20.0
+    while len(children := children_of(other.process.pid)) < 2:  # the maker, and who looks
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(1.0)
+    other.kill()
+    other.channel.close()
+    while any(runs(pid) for pid in children):
+        assert time.monotonic() < deadline + 10.0
+        time.sleep(0.05)
 
 
 @pytest.mark.long
