@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from typing import Any
@@ -290,3 +291,39 @@ def signal_and_stall(device: Any, sim: Any, channel: Channel) -> None:
         fence.signal(host.stream, 2)
         channel.send("signalled")
         channel.receive()
+
+
+def open_without_rights(device: Any, sim: Any, channel: Channel) -> None:
+    """Open an event, without the rights of root if we have them."""
+    payload = bytes.fromhex(channel.receive())
+    own = device.sync.events.create()
+    device.sync.events.export(own)  # all that is loaded late is there
+    device.sync.events.destroy(own)
+    before = os.geteuid()
+    if not before:
+        os.seteuid(65534)
+    try:
+        device.sync.events.open(payload)
+    except CapabilityError as error:
+        found = [error.code, error.remedy]
+    else:
+        found = ["opened", ""]
+    finally:
+        os.seteuid(before)
+    channel.send(found)
+
+
+@simulated()
+def test_an_exporter_that_may_not_be_traced(device: Any, sim: Any) -> None:
+    """As under a restricted ptrace: events cannot be opened, and the error names the right and a way without it."""
+    libc = ctypes.CDLL(None)
+    event = device.sync.events.create()
+    with peer(open_without_rights) as other:
+        libc.prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
+        other.channel.send(device.sync.events.export(event).hex())
+        code, remedy = other.channel.receive()
+        libc.prctl(4, 1, 0, 0, 0)
+    assert code == "ptrace"
+    assert "ptrace_scope" in remedy
+    assert "polling" in remedy
+    device.sync.events.destroy(event)
