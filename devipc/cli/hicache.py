@@ -156,7 +156,11 @@ def _lines(found: dict[str, Any], before: dict[str, Any]) -> list[str]:
         if before:
             passed = max(found["uptime_s"] - before["uptime_s"], 1e-9)
             rate = f", {_size((lane['moved_nbytes'] - before['lanes'][name]['moved_nbytes']) / passed)}/s"
-        lines.append(f"{name:8} {_size(lane['moved_nbytes'])} moved{rate}, {lane['flying']} on the stream")
+        forms = ", ".join(f"{count} {form}" for form, count in found["plans"].get(name, {}).items() if count)
+        lines.append(
+            f"{name:8} {_size(lane['moved_nbytes'])} moved{rate}, {lane['flying']} on the stream"
+            f"; copies: {forms or 'none'}"
+        )
     operations = ", ".join(f"{count} {name}" for name, count in sorted(found["operations"].items())) or "none"
     lines.append(f"open     {operations}; the oldest for {found['oldest_s']:.1f} s")
     for client in found["clients"]:

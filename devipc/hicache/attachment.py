@@ -146,6 +146,10 @@ class Attachment(Numbers):
         """Return a point behind all work of a stream so far; see :class:`~devipc.hicache.readypoints.StreamPoints`."""
         return self._points.mark(stream)
 
+    def status(self) -> dict[str, object]:
+        """Return the completion strategy that client and engine process agreed on; JSON-ready."""
+        return {"strategy": str(self.session.decision.strategy)}
+
     # --- pools -------------------------------------------------------------------------------------------------------
 
     def share(self, pool: PoolMemory) -> None:

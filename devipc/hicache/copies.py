@@ -84,6 +84,10 @@ class Carrier(Protocol):
         """Why the arena is not pinned, with the remedy; empty when it is."""
         ...
 
+    def plans(self) -> dict[str, dict[str, int]]:
+        """Return by direction how many copies were submitted in each of :data:`~devipc.hicache.fan.FORMS`."""
+        ...
+
     def copies(self, direction: Direction) -> Copies:
         """Return what moves pages in that direction; asked once each."""
         ...

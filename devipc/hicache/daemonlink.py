@@ -216,14 +216,14 @@ class DaemonLink:
     def status(self) -> dict[str, object]:
         """See :class:`~devipc.hicache.links.EngineLink`."""
         with self._changed:
-            served = self._current is not None
+            current = self._current
             return {
-                "degraded": "" if served else str(self._why),
-                "degraded_s": 0.0 if served else time.monotonic() - self._since,
+                "degraded": "" if current else str(self._why),
+                "degraded_s": 0.0 if current else time.monotonic() - self._since,
                 "attempts": self._attempts,
                 "losses": self._losses,
                 "dying_engines": len(self._leaving),
-            }
+            } | (current.status() if current else {})
 
     def _degraded(self, why: DevIPCError | None = None) -> DevIPCError:
         why = why or self._why

@@ -221,6 +221,7 @@ class Engine:
                 name: {"flying": lane.flying, "moved_nbytes": lane.moved_nbytes}
                 for name, lane in (("backup", self.backups), ("restore", self.restores))
             },
+            "plans": self.carrier.plans(),
             "tier": self.tier.status(),
         }
 

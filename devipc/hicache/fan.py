@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from devipc.hicache.expand import CopyList
     from devipc.hicache.mover import MarkerPool
 
-__all__ = ["Fan"]
+__all__ = ["FORMS", "Fan"]
+
+FORMS = ("strided", "plain", "fanned")
+"""How copies are submitted, and counted: strided, plain, and those of the plain ones that went to several streams."""
 
 PIECES = 256
 """How many copies a stream gets at a time, so that all have work while the processor still submits."""
@@ -38,6 +41,11 @@ class Fan:
         The lane's.
     count, priority : int
         Side streams, and their priority; made when they are first needed. None: all goes on the lane's stream.
+
+    Attributes
+    ----------
+    counts : dict
+        Copies so far, for each of :data:`FORMS`.
     """
 
     def __init__(self, transfer: DeviceTransfer, markers: MarkerPool, *, count: int, priority: int) -> None:
@@ -46,9 +54,12 @@ class Fan:
         self._count = count
         self._priority = priority
         self._sides: list[Stream] = []
+        self.counts = dict.fromkeys(FORMS, 0)
 
     def put(self, stream: Stream, copies: CopyList) -> None:
         """Submit ``copies``; what ``stream`` is given later runs behind all of them, after an error too."""
+        self.counts["strided"] += len(copies.strided)
+        self.counts["plain"] += len(copies.nbytes)
         if len(copies.strided):
             self._transfer.copy_strided(stream, copies.strided)
         if len(copies.nbytes) > PIECES and self._count:
@@ -57,6 +68,7 @@ class Fan:
             self._transfer.copy_batch(stream, copies.dst, copies.src, copies.nbytes)
 
     def _spread(self, stream: Stream, copies: CopyList) -> None:
+        self.counts["fanned"] += len(copies.nbytes)
         while len(self._sides) < self._count:
             self._sides.append(self._transfer.create_stream(priority=self._priority))
         begun = self._markers.record(stream)

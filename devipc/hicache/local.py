@@ -317,8 +317,8 @@ class LocalLink:
         """See :class:`~devipc.hicache.links.EngineLink`: the engine's threads call."""
 
     def status(self) -> dict[str, object]:
-        """See :class:`~devipc.hicache.links.EngineLink`: there is nothing that could be missing."""
-        return {"degraded": ""}
+        """See :class:`~devipc.hicache.links.EngineLink`: nothing could be missing, and nothing is handed over."""
+        return {"degraded": "", "strategy": "in_process"}
 
     def close(self, timeout_s: float) -> None:
         """See :class:`~devipc.hicache.links.EngineLink`."""

@@ -200,6 +200,10 @@ class LocalCarrier:
         """See :class:`~devipc.hicache.copies.Carrier`."""
         return self.pinned.reason
 
+    def plans(self) -> dict[str, dict[str, int]]:
+        """See :class:`~devipc.hicache.copies.Carrier`."""
+        return {direction.value: dict(copies.mover.counts) for direction, copies in self._copies.items()}
+
     def copies(self, direction: Direction) -> LocalCopies:
         """See :class:`~devipc.hicache.copies.Carrier`."""
         return self._copies[direction]

@@ -69,6 +69,11 @@ class MarkerPool:
 class Mover(Protocol):
     """Moves pages between one device and one arena. Each lane has a stream of its own and calls from its thread."""
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Copies that were submitted so far, for each of :data:`~devipc.hicache.fan.FORMS`."""
+        ...
+
     def planner(self, layout: PoolLayout, addresses: Sequence[int], regions: Sequence[int] = ()) -> Planner:
         """Return what plans for a pool at these device addresses.
 
@@ -156,6 +161,7 @@ class PinnedMover:
         self._arena = arena
         self._groups = groups
         self._fan = fan or Fan(transfer, MarkerPool(transfer), count=0, priority=0)
+        self.counts = self._fan.counts
 
     def planner(self, layout: PoolLayout, addresses: Sequence[int], regions: Sequence[int] = ()) -> Planner:
         """See :class:`Mover`."""
@@ -213,6 +219,7 @@ class BouncedMover:
         self._bounce = bounce
         self._markers = markers
         self._fan = Fan(transfer, markers, count=0, priority=0)
+        self.counts = self._fan.counts
         self._stopped = stopped
         self._groups = groups
         self._half = bounce.nbytes // 2

@@ -4,7 +4,8 @@ Owns the layout of one page of shared memory, with one writer: the engine. It kn
 
 Word 0 is counted up every tenth of a second by a thread that does nothing else: it stands still when the process is
 stopped, or a driver call keeps the interpreter. Then one word for each watched thread: 0 while it waits for work, else
-the monotonic nanoseconds at which it went to the driver. Both processes read one clock: they share a kernel, and the
+the monotonic nanoseconds at which it went to the driver; then, by direction, how many copies were submitted in each
+form. Both processes read one clock: they share a kernel, and the
 engine is the supervisor's child.
 """
 
@@ -13,7 +14,9 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Mapping
 
+from devipc.hicache.fan import FORMS
 from devipc.hicache.ring import check_machine
 from devipc.memfd import PAGE_NBYTES, SharedMap, create_memfd, validate_memfd
 
@@ -24,6 +27,8 @@ THREADS = ("backup", "restore", "watch", "control")
 
 _BEAT_S = 0.1
 _FIRST = 8  # a line of its own
+_LANES = THREADS[:2]
+_COUNTS = _FIRST + 8
 
 
 class Pulse:
@@ -49,6 +54,12 @@ class Pulse:
     def idle(self, thread: str) -> None:
         """Say that ``thread`` is back."""
         self._words[_FIRST + THREADS.index(thread)] = 0
+
+    def count(self, lane: str, counts: Mapping[str, int]) -> None:
+        """Publish how many copies a lane has submitted in each form."""
+        first = _COUNTS + _LANES.index(lane) * len(FORMS)
+        for at, form in enumerate(FORMS, first):
+            self._words[at] = counts[form]
 
     def _beat(self) -> None:
         while not self._stopping.wait(_BEAT_S):
@@ -102,6 +113,14 @@ class PulseReader:
             silent_s = now - self._seen
         found = {name: max(0.0, now - began / 1e9) for name, began in since.items() if began}
         return {**found, "process": silent_s}
+
+    def plans(self) -> dict[str, dict[str, int]]:
+        """Return by direction how many copies were submitted in each form; empty once it is closed. Never blocks."""
+        with self._lock:
+            if self._map.closed:
+                return {}
+            counts = iter(self._words[_COUNTS : _COUNTS + len(_LANES) * len(FORMS)])
+            return {lane: {form: next(counts) for form in FORMS} for lane in _LANES}
 
     def close(self) -> None:
         """Unmap. Calling it again does nothing."""

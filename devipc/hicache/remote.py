@@ -172,6 +172,7 @@ class EngineProcess:
                 moves={Direction.BACKUP: rings[0], Direction.RESTORE: rings[1]},
                 orders=rings[2],
                 reports=consumer,
+                plans=self._pulse.plans,
                 broken=self._dying,
             )
         except BaseException:

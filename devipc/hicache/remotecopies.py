@@ -219,6 +219,8 @@ class RemoteCarrier:
         Ring of all others; owned likewise.
     reports : Consumer
         What the process tells; owned likewise.
+    plans : callable
+        See :meth:`~devipc.hicache.copies.Carrier.plans`; must not block.
     broken : callable
         Told when the process breaks the rules; on the thread that takes reports.
     """
@@ -231,10 +233,12 @@ class RemoteCarrier:
         moves: Mapping[Direction, Producer],
         orders: Producer,
         reports: Consumer,
+        plans: Callable[[], dict[str, dict[str, int]]],
         broken: Callable[[DevIPCError], None],
     ) -> None:
         self.device_uuid = device_uuid
         self.unpinned_reason = unpinned_reason
+        self.plans = plans
         self.ended: DevIPCError | None = None
         self.forgotten: deque[int] = deque()
         self._outlets = {direction: _Outlet(ring) for direction, ring in moves.items()}

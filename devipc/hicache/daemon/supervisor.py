@@ -302,4 +302,5 @@ _NO_ENGINE: dict[str, Any] = {
     "operations": {},
     "oldest_s": 0.0,
     "lanes": {name: {"flying": 0, "moved_nbytes": 0} for name in ("backup", "restore")},
+    "plans": {},
 }

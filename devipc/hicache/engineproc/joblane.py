@@ -157,6 +157,7 @@ class JobLane:
         count = len(pool.planner.groups) if self.direction is Direction.RESTORE else 1
         fence = JobFence(timeline, count, client.slots, move.slot, move.op)
         job = self._copies.move(pool.planner, self.direction, pages, places, fence)
+        self._pulse.count(self.direction.value, self._copies.mover.counts)
         fence.finish(self._copies.stream)
         self._owed.add(timeline)
         self._flying.append(_Flying(move.job, job, client, pool))

@@ -62,6 +62,10 @@ def test_two_schedulers_with_two_pools_each_share_the_tier() -> None:
         assert [client["pools"] for client in status["clients"]] == [2, 2]
         assert status["tier"]["pages"] == 2 * (6 + 32)
         assert all(lane["moved_nbytes"] for lane in status["lanes"].values())
+        assert set(status["plans"]) == {"backup", "restore"}
+        assert all(forms["strided"] + forms["plain"] for forms in status["plans"].values())
+        assert status["strategy"] in ("stream_memop", "host_flag", "polling")
+        assert one.status()["plans"] == status["plans"]
 
 
 @pytest.mark.chaos
