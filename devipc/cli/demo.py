@@ -33,6 +33,7 @@ __all__ = ["command"]
 @click.option("--no-cache", is_flag=True, help="Leave out the part with the cache daemon.")
 @click.option("--model", is_flag=True, help="Let a language model's cache outlive scheduler and daemon instead.")
 @click.option("--max-tokens", default=16, show_default=True, type=click.IntRange(4, 256), help="Of an answer.")
+@click.option("--progress", "told", is_flag=True, help="Tell what is done now as lines, where no bar can be drawn.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 def command(
     *,
@@ -45,6 +46,7 @@ def command(
     no_cache: bool,
     model: bool,
     max_tokens: int,
+    told: bool,
     as_json: bool,
 ) -> None:
     """Let two processes share memory, order hand-overs, and survive a kill.
@@ -53,7 +55,7 @@ def command(
     is handed over in order; then the exporter is killed in the middle of a second round. At last a cache daemon serves
     schedulers that are killed, and is killed itself; every page is checked.
     """
-    progress = _Progress(enabled=not as_json and sys.stderr.isatty())
+    progress = _Progress(drawn=not as_json and sys.stderr.isatty(), told=told)
     if model:
         from devipc.cli import demo_model
 
@@ -95,18 +97,21 @@ def _life(backend: str, progress: Progress) -> dict[str, Any]:
 
 
 class _Progress:
-    """A progress bar on a terminal, nothing elsewhere."""
+    """A bar on a terminal; elsewhere lines where they are wanted, or nothing."""
 
-    def __init__(self, *, enabled: bool) -> None:
+    def __init__(self, *, drawn: bool, told: bool) -> None:
         self._bar: Any = None
+        self._told = told and not drawn
         self._tasks: dict[str, Any] = {}
-        if enabled:
+        if drawn:
             from rich.console import Console
             from rich.progress import Progress
 
             self._bar = Progress(console=Console(stderr=True), transient=True)
 
     def update(self, step: str, done: int, total: int) -> None:
+        if self._told:
+            click.echo(f"{step}: {done} of {total}", err=True)
         if self._bar is None:
             return
         if step not in self._tasks:

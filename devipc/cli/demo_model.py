@@ -31,23 +31,35 @@ def run(*, backend: str, max_tokens: int, as_json: bool, progress: Progress) -> 
         raise SystemExit(EXIT_FAILED)
 
 
+def _forms(plans: dict[str, dict[str, int]]) -> str:
+    """Say in which forms the cache's engine has moved pages."""
+    said = []
+    for direction, forms in plans.items():
+        if any(forms.values()):
+            said.append(f"{direction} " + ", ".join(f"{count} {form}" for form, count in forms.items() if count))
+    return "; ".join(said)
+
+
 def show(report: dict[str, Any]) -> None:
     """Print a report."""
     from devipc.cli.tables import show_table
 
     rows = []
     for step in report["steps"]:
+        took = f"{step['seconds']:.2f} s" if "seconds" in step else ""
         if "restored" in step:
-            found = (step["restored"], step["computed"], f"{step['first_token_ms']:.0f} ms", step["answers"])
-            rows.append((step["step"], *map(str, found), str(step["different"])))
-        else:
-            took = f"{step['seconds']:.2f} s" if "seconds" in step else ""
-            rows.append((step["step"], "", "", took, str(step.get("answers", "")), str(step.get("different", ""))))
+            took = f"{step['first_token_ms']:.0f} ms"
+        told = [step.get(name, "") for name in ("answers", "different", "strategy")]
+        counted = [step.get(name, "") for name in ("restored", "kept", "computed")]
+        rows.append([step["step"], *map(str, counted), took, *map(str, told), _forms(step.get("plan", {}))])
     show_table(
-        "the life of a cache (tokens of prompts, time to the first token)",
-        ("step", "restored", "computed", "first token", "answers", "different"),
+        "the life of a cache (tokens of prompts: from host memory, from the device, computed)",
+        ("step", "restored", "kept", "computed", "first token", "answers", "different", "strategy", "copies so far"),
         rows,
     )
+    first = report["first_token_ms"]
+    if len(first) == 2:
+        click.echo(f"first token after {first['computed']:g} ms computed, {first['restored']:g} ms restored (medians)")
     texts: dict[str, str] = next((step["texts"] for step in report["steps"] if step.get("texts")), {})
     for name, text in texts.items():
         if text:

@@ -107,6 +107,27 @@ class _Process:
                 pipe.close()
 
 
+@contextlib.contextmanager
+def _kept(stack: contextlib.ExitStack) -> Iterator[Callable[[_Process, Callable[[_Process], None]], _Process]]:
+    """Let a process be made and be known to ``stack``, without an interrupt between: that comes afterwards.
+
+    At the stack's end the process is ended in good order, or killed when the story did not get there.
+    """
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+
+    def keep(process: _Process, end: Callable[[_Process], None]) -> _Process:
+        stack.push(lambda kind, _error, _trace: end(process) if kind is None else process.kill())
+        return process
+
+    try:
+        yield keep
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            raise KeyboardInterrupt
+
+
 class Life:
     """See the module.
 
@@ -165,6 +186,7 @@ class Life:
             "backend": self._backend,
             "steps": self.steps,
             "different_answers": wrong,
+            "first_token_ms": self._first_tokens(),
             "seconds": round(time.monotonic() - began, 1),
             "ok": not wrong and self._restored_as_it_should(),
         }
@@ -174,16 +196,19 @@ class Life:
     def _daemon(self, stack: contextlib.ExitStack) -> _Process:
         command = [sys.executable, "-m", "devipc", "hicache", "serve", "--json", "--backend", self._backend]
         began = time.monotonic()
-        daemon = _Process([*command, "--socket", self._socket, "--tier-nbytes", self._tier], name="daemon")
-        stack.callback(daemon.terminate)
+        with _kept(stack) as keep:
+            daemon = keep(
+                _Process([*command, "--socket", self._socket, "--tier-nbytes", self._tier], name="daemon"),
+                _Process.terminate,
+            )
         ready = json.loads(daemon.line(_START_S))
         self._note("a daemon serves", seconds=time.monotonic() - began, pinned=bool(ready.get("pinned")))
         return daemon
 
     def _scheduler(self, stack: contextlib.ExitStack, name: str) -> _Process:
         self._progress(f"{name} starts", 0, 1)
-        made = _Process(self._driver(f"unix:{self._socket}"), name=name)
-        stack.callback(made.end)
+        with _kept(stack) as keep:
+            made = keep(_Process(self._driver(f"unix:{self._socket}"), name=name), _Process.end)
         event = json.loads(made.line(_START_S))
         if event["event"] != "ready":
             raise DevIPCError(f"{name} said {event}")
@@ -217,7 +242,7 @@ class Life:
             restarts=sum(answer["restarts"] for answer in answers),
             degraded=bool(done["status"].get("degraded")),
             strategy=done["status"].get("strategy", ""),
-            plan=done["status"].get("plans", {}),
+            plan=done["status"].get("plans", {}),  # of the engine's life so far
             texts={answer["name"]: answer["text"] for answer in answers},
         )
 
@@ -266,6 +291,17 @@ class Life:
         if "seconds" in values:
             values["seconds"] = round(values["seconds"], 3)
         self.steps.append({"step": step, **values})
+
+    def _first_tokens(self) -> dict[str, float]:
+        """Median time to the first token where nothing was cached, and where all that can be was, in milliseconds."""
+        answered = [step for step in self.steps if "restored" in step]
+        computed = [step["first_token_ms"] for step in answered if not step["restored"] and not step["kept"]]
+        cached = [step["first_token_ms"] for step in answered if step["restored"]]
+        return {
+            name: round(sorted(some)[len(some) // 2], 1)
+            for name, some in (("computed", computed), ("restored", cached))
+            if some
+        }
 
     def _restored_as_it_should(self) -> bool:
         """True when pages came from the cache exactly where there was one that had them."""

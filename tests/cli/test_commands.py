@@ -50,12 +50,16 @@ def test_the_demo_in_words() -> None:
 
 def test_the_demo_lets_a_cache_outlive_scheduler_and_daemon() -> None:
     pytest.importorskip("msgspec")
-    done = devipc("demo", "--hand-overs", "8", "--json")
-    assert (done.returncode, done.stderr) == (0, "")
+    done = devipc("demo", "--hand-overs", "8", "--json", "--progress")
+    assert done.returncode == 0
+    assert "B goes on without the cache: 6 of 6" in done.stderr.splitlines()
     life = json.loads(done.stdout)["life"]
     assert (life["schema"], life["ok"], life["different_answers"]) == ("devipc.life/1", True, 0)
     answered = [(step["restored"], step["computed"], step["degraded"]) for step in life["steps"] if "restored" in step]
     assert answered == [(0, 2304, False), (2304, 0, False), (0, 2304, True), (0, 2304, False), (2304, 0, False)]
+    cached = [step for step in life["steps"] if step.get("restored")]
+    assert all(step["strategy"] and step["plan"]["restore"] for step in cached)
+    assert set(life["first_token_ms"]) == {"computed", "restored"}
 
 
 def test_backends_are_listed_with_reasons() -> None:

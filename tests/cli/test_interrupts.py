@@ -49,6 +49,50 @@ def test_an_interrupt_of_both_processes_is_one_line(after_s: float) -> None:
     assert sockets() == []
 
 
+@pytest.mark.chaos
+@pytest.mark.parametrize("words", ["scheduler A starts: 0 of 1", "B finds A's pages in host memory: 1 of 6"])
+@pytest.mark.parametrize("whole_group", [False, True])
+def test_an_interrupt_ends_schedulers_and_daemon(words: str, whole_group: bool) -> None:
+    pytest.importorskip("msgspec")
+    demo = subprocess.Popen(
+        [SCRIPT, "demo", "--hand-overs", "40", "--page-kib", "4", "--progress"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert demo.stderr is not None
+    try:
+        said: list[str] = []
+        while words not in said:
+            said.append(demo.stderr.readline().rstrip("\n"))
+            assert said[-1], (said, demo.communicate(timeout=20))
+        (os.killpg if whole_group else os.kill)(demo.pid, signal.SIGINT)
+        out, err = demo.communicate(timeout=20)
+    finally:
+        if demo.poll() is None:
+            demo.kill()
+            demo.communicate()
+    assert (demo.returncode, out) == (130, "")
+    assert err.splitlines()[-1] == "interrupted; nothing was left behind"
+    assert "Traceback" not in err
+    left = [line for line in _commands_of_session(demo.pid) if line]
+    assert not left
+
+
+def _commands_of_session(session: int) -> list[bytes]:
+    """Command lines of the processes of a session that are there, zombies left out."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session and fields[0] != "Z":
+                found.append((process / "cmdline").read_bytes())
+        except OSError:
+            continue
+    return found
+
+
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_an_output_that_takes_nothing_is_no_traceback(options: list[str]) -> None:
     with open("/dev/full", "w") as full:
