@@ -108,11 +108,12 @@ def evidence(folder: Path) -> str:
 
 
 def skips(_folder: Path) -> str:
-    """Return what was skipped in those runs, and why."""
+    """Return what was skipped on real devices, and why."""
     rows = [
         (f"`{name}`", run.device, f"`{case}`", reason)
         for name, found in runs().items()
         for run in found
+        if not run.simulated
         for case, reason in run.skips().items()
     ]
     return table(("Backend", "Device", "Case", "Reason"), rows) if rows else "Nothing was skipped."
