@@ -98,7 +98,7 @@ class OperationFence:
         return self._value_of[layer]
 
     def query(self, *, layer: int | None = None) -> bool:
-        """Return True when the group of ``layer`` (all groups when None) is in place. Raises FencePoisoned."""
+        """Return True when the group of ``layer`` (None: each) is in place. Raises FencePoisoned."""
         return self._fence.query(self._value(layer))
 
     def synchronize(self, *, layer: int | None = None, timeout_s: float) -> None:
@@ -108,7 +108,7 @@ class OperationFence:
     def wait(self, stream: Stream, *, layer: int | None = None, timeout_s: float = 5.0) -> None:
         """Let later work of ``stream`` run then.
 
-        Blocks the calling thread, at most ``timeout_s``, until the copies were submitted; never for the copies.
+        Blocks the calling thread until the copies were submitted; for them only where no device waits by itself.
         """
         self._fence.wait(stream, self._value(layer), timeout_s=timeout_s)
 

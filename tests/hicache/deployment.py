@@ -24,18 +24,20 @@ from devipc.hicache.local import LocalEngine, LocalLink
 from devipc.hicache.planner import Direction
 from devipc.hicache.transport import Way
 from devipc.interfaces.backend import Device
-from tests.hicache.engine_with_faults import FOLDER, MODULE, PIN_NBYTES, Faults
+from tests.hicache.engine_with_faults import FOLDER, MODULE, NO_SYNC, PIN_NBYTES, Faults
 from tests.hicache.faulty import Failing, FaultyDevice
 from tests.hicache.pools import TIMEOUT_S, Gate
 
 INPROC, DAEMON, MESSAGES = "inproc", "daemon", "messages"
-_chosen = [INPROC]
+AUTO, NOTHING = "auto", "nothing"
+"""Strategies beside those of the library: whichever it chooses, and none because the device cannot synchronise."""
+_chosen = [(INPROC, AUTO)]
 
 
 @contextlib.contextmanager
-def deployed(name: str) -> Iterator[None]:
-    """Let the worlds that are made meanwhile have this deployment."""
-    _chosen.append(name)
+def deployed(name: str, strategy: str = AUTO) -> Iterator[None]:
+    """Let the worlds that are made meanwhile have this deployment, and an engine with this completion strategy."""
+    _chosen.append((name, strategy))
     try:
         yield
     finally:
@@ -43,7 +45,11 @@ def deployed(name: str) -> Iterator[None]:
 
 
 def chosen() -> str:
-    return _chosen[-1]
+    return _chosen[-1][0]
+
+
+def chosen_strategy() -> str:
+    return _chosen[-1][1]
 
 
 class Deployment(Protocol):
@@ -85,6 +91,8 @@ class InProcess:
 
     def __init__(self, device: Device, gate: Gate, pin_nbytes: int, config: dict[str, Any]) -> None:
         self._faulty: Any = FaultyDevice(device)
+        if chosen_strategy() == NOTHING:
+            self._faulty.sync = None
         self._faulty.transfer.pin_nbytes = pin_nbytes
         self._gate = gate
         self.local = LocalEngine(self._faulty, EngineConfig(**config))
@@ -136,6 +144,10 @@ class Daemonized:
         backend = package.removeprefix("devipc_") if package != "devipc" else "host"
         flags = {"socket": self.path, "backend": backend, "engine_module": MODULE, **config}
         names = {FOLDER: self.folder, PIN_NBYTES: str(pin_nbytes)}
+        if chosen_strategy() == NOTHING:
+            names[NO_SYNC] = "1"
+        else:
+            flags["strategy"] = chosen_strategy()
         before = {name: os.environ.get(name) for name in names}
         os.environ.update(names)
         self.supervisor = Supervisor(load_config(environment={}, flags=flags), on_stop=lambda: None)

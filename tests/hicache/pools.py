@@ -18,6 +18,7 @@ from devipc.hicache.builders import BuiltPool
 from devipc.interfaces.backend import Device
 from devipc.interfaces.memory import Allocation
 from devipc.memfd import SharedMap, create_memfd
+from tests.hicache.holding import hold
 
 Bytes = npt.NDArray[np.uint8]
 Keys = npt.NDArray[np.uint8]
@@ -31,28 +32,20 @@ class Gate:
     """Holds streams back, so that "not done yet" is certain and no race."""
 
     def __init__(self, device: Device) -> None:
-        self._host = device.info.uuid.startswith("host-")
+        self._device = device
         self._held: list[Any] = []
 
     def stall(self, stream: Any) -> None:
-        self._set(stream, on=True)
+        hold(self._device, stream, on=True)
         self._held.append(stream)
 
     def resume(self, stream: Any) -> None:
         self._held.remove(stream)
-        self._set(stream, on=False)
+        hold(self._device, stream, on=False)
 
     def resume_all(self) -> None:
         while self._held:
-            self._set(self._held.pop(), on=False)
-
-    def _set(self, stream: Any, *, on: bool) -> None:
-        if self._host:
-            stream.stall() if on else stream.resume()
-            return
-        from tests.simulator.control import Simulator
-
-        Simulator.loaded().stall(on, stream=stream.handle)
+            hold(self._device, self._held.pop(), on=False)
 
 
 class Staging:
