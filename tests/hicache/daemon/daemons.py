@@ -50,6 +50,7 @@ class Daemon:
         environment: dict[str, str] | None = None,
         wait: bool = True,
         limit_fds: int = 0,
+        ledger: str = "",
         **popen: Any,
     ) -> None:
         self.path = os.path.join(folder, "h.sock")
@@ -57,6 +58,9 @@ class Daemon:
         given = {"socket": self.path, "tier_nbytes": "8MiB", "slab_nbytes": "256KiB", **(options or {})}
         flags = [text for name, value in given.items() for text in ("--" + name.replace("_", "-"), str(value))]
         command = [SCRIPT, "hicache", "serve", "--json", *flags]
+        if ledger:  # the same daemon, which writes down its operations there
+            command = [sys.executable, "-m", "tests.hicache.chaos.ledger", ledger]
+            command += [f"{name}={value}" for name, value in given.items()]
         if limit_fds:
             command = ["/bin/sh", "-c", f'ulimit -n {limit_fds}; exec "$0" "$@"', *command]
         with open(self.log, "wb") as log:

@@ -33,14 +33,14 @@ PAGES, PAGE_TOKENS, LAYERS, ROW = 65, 4, 6, 64
 class Scheduler:
     """See the module. Pool 0 has K and V, pool 1 one latent row a token."""
 
-    def __init__(self, path: str, backend: str) -> None:
+    def __init__(self, path: str, backend: str = "host", *, wait_s: float = 0.0) -> None:
         self.device = load_backend(backend).open_device()
         assert self.device.memory is not None
         assert self.device.transfer is not None
         self.memory, self.transfer = self.device.memory, self.device.transfer
         self.staging = Staging(self.device)
         self.stream = self.transfer.create_stream()
-        self.client = connect(f"unix:{path}", device=self.device)
+        self.client = connect(f"unix:{path}", device=self.device, wait_s=wait_s)
         self.pools = [self._attention(), self._mla()]
         self.handles: list[PoolHandle] = [
             self.client.register_pool(pool.built, namespace=self._namespace(pool)) for pool in self.pools
@@ -156,12 +156,13 @@ class Scheduler:
 class SchedulerProcess:
     """A test's end: attributes are questions, as ``scheduler.match(pool=0, count=3, seed=1)``."""
 
-    def __init__(self, path: str, backend: str = "host") -> None:
+    def __init__(self, *arguments: str, module: str = "tests.hicache.daemon.scheduler", stderr: Any = None) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.hicache.daemon.scheduler", path, backend],
+            [sys.executable, "-m", module, *arguments],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=stderr,
             text=True,
         )
 
@@ -216,8 +217,11 @@ def schedulers(path: str, count: int, backend: str = "host") -> Iterator[list[Sc
 
 
 def main() -> None:
-    """Obey line by line."""
-    scheduler = Scheduler(sys.argv[1], sys.argv[2])
+    obey(Scheduler(*sys.argv[1:]))
+
+
+def obey(scheduler: Any) -> None:
+    """Call what each line names, and answer with a line."""
     for line in sys.stdin:
         name, values = json.loads(line)
         try:

@@ -1,0 +1,130 @@
+"""``python -m tests.hicache.chaos --kills 5000 --rigs 14 --seed 1 --json FILE``: rigs side by side, one account.
+
+Needs numpy and msgspec, no device and no torch. The same seed, kills and rigs bring the same faults in the same order;
+what they meet is up to the scheduler of the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Summary:
+    """What all rigs said."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self.kills: Counter[str] = Counter()
+        self.under_way: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+        self.ended: Counter[str] = Counter()
+        self.read: Counter[str] = Counter()
+        self.times: dict[str, list[float]] = {"back_s": [], "attached_s": [], "engine_outlived_s": []}
+        self.rigs: list[dict[str, Any]] = []
+
+    def take(self, told: dict[str, Any]) -> None:
+        if "round" not in told:
+            self.rigs.append(told)
+            return
+        self.rounds += 1
+        self.faults[told["fault"]] += 1
+        self.kills.update(told["killed"])
+        self.under_way.update(one for one, count in zip(told["killed"], told["under_way"], strict=True) if count)
+        self.ended.update(told["ended"])
+        self.read.update(told["read"])
+        for name, values in self.times.items():
+            if name in told:
+                values.append(told[name])
+
+    def to_json(self) -> dict[str, Any]:
+        kills, under_way = self.kills.total(), self.under_way.total()
+        failed = [rig for rig in self.rigs if rig["failed"]]
+        return {
+            "kills": kills,
+            "kills_with_operations_under_way": under_way,
+            "rounds": self.rounds,
+            "kills_by_process": dict(self.kills),
+            "under_way_by_process": dict(self.under_way),
+            "faults": dict(self.faults.most_common()),
+            "operations": sum(rig["begun"] for rig in self.rigs),
+            "client_statuses": dict(sorted(self.ended.items())),
+            "read_back": dict(self.read),
+            "times": {name: _quantiles(values) for name, values in self.times.items() if values},
+            "hung": sum(rig["hung"] for rig in self.rigs),
+            "failed": failed,
+        }
+
+
+def _quantiles(values: list[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    return {f"p{100 * q:g}": round(ordered[int(q * (len(ordered) - 1))], 3) for q in (0.5, 0.99, 1.0)}
+
+
+def run(kills: int, rigs: int, seed: int) -> dict[str, Any]:
+    """Run all rigs to their end; return the summary."""
+    summary, lock, began = Summary(), threading.Lock(), time.monotonic()
+    seeds = random.Random(seed)
+    shares = [kills // rigs + (number < kills % rigs) for number in range(rigs)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.hicache.chaos.rig", str(seeds.randrange(2**31)), str(share)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for share in shares
+    ]
+
+    def listen(process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            with lock:
+                summary.take(json.loads(line))
+        process.wait()
+        process.stdout.close()
+
+    threads = [threading.Thread(target=listen, args=(process,)) for process in processes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lost = [process.returncode for process in processes if process.returncode not in (0, 1)]
+    return {
+        "command": f"python -m tests.hicache.chaos --kills {kills} --rigs {rigs} --seed {seed}",
+        "machine": {"processors": os.cpu_count(), "python": platform.python_version(), "linux": platform.release()},
+        "wall_s": round(time.monotonic() - began, 1),
+        **summary.to_json(),
+        "rigs_that_ended_without_a_word": lost,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.hicache.chaos")
+    parser.add_argument("--kills", type=int, default=300)
+    parser.add_argument("--rigs", type=int, default=max(2, (os.cpu_count() or 2) - 2))
+    parser.add_argument("--seed", type=int, default=random.randrange(2**31))
+    parser.add_argument("--json", default="", help="also write the summary there")
+    chosen = parser.parse_args()
+    found = run(chosen.kills, chosen.rigs, chosen.seed)
+    text = json.dumps(found, indent=2)
+    print(text)
+    if chosen.json:
+        Path(chosen.json).write_text(text + "\n")
+    return 1 if found["failed"] or found["rigs_that_ended_without_a_word"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
