@@ -1,23 +1,32 @@
-"""Blocks of host memory: which are free, and who holds which. Numbers only, no memory is touched.
+"""Blocks of host memory: which are free, and which are held together. Numbers only, no memory is touched.
 
 Owns the cutting of an arena into slabs and of slabs into blocks of one size, and the rule that a block has one holder
 at a time. A slab belongs to one size while any of its blocks is held, so that pools of different page sizes share an
 arena without fragments between them. It knows no page, no key and no address. Not thread-safe: the tier's lock is.
+
+Every block of a slab that belongs to a size has a number, its *slot*; what is known of blocks is kept in columns by
+slot, so that an operation over thousands of blocks makes no object for any of them. Neighbouring blocks that are held
+together are an *extent*, which is named by its first slot, its *head*.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from devipc.errors import ResourceExhausted, UsageError
 
-__all__ = ["ALIGN_NBYTES", "BlockSpace", "Extent", "Slab"]
+__all__ = ["ALIGN_NBYTES", "BlockSpace", "Slab", "Slots", "at_most", "slots_of"]
 
 ALIGN_NBYTES = 64
 """Blocks start at multiples of this: a cache line."""
+
+I64 = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True, eq=False)
@@ -28,35 +37,84 @@ class Slab:
     ----------
     offset, nbytes : int
         Bytes from the start of the arena, and its length.
+    block_nbytes : int
+        Size of its blocks.
+    base : int
+        Slot of its first block, while it belongs to a size.
     """
 
     offset: int
     nbytes: int
     block_nbytes: int = 0
-    free: list[tuple[int, int]] = field(default_factory=list)  # (first block, blocks), sorted, never adjacent
-    held: set[Extent] = field(default_factory=set)
-    busy: int = 0  # kept by the tier: extents that must not be evicted now
-    last_use: int = 0  # kept by the tier
+    base: int = 0
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks it has."""
+        return self.nbytes // self.block_nbytes if self.block_nbytes else 0
 
 
-@dataclass(slots=True, eq=False)
-class Extent:
-    """Neighbouring blocks with one holder. Its numbers are its own copy; it is identified by itself, not by them.
+class Slots:
+    """What is known of each block and extent, as columns by slot; those of an extent are valid at its head only.
 
-    Parameters
+    Attributes
     ----------
-    slab : Slab
-        Where it lies.
-    first, span : int
-        First block in the slab, and how many.
-    offset : int
-        Bytes from the start of the arena.
+    count : int
+        Slots so far; columns may be longer. A slot between two slabs is never used: no extent spans slabs.
+    offset, slab, size : numpy.ndarray
+        int64: bytes from the start of the arena, number of the slab, bytes of a block.
+    free : numpy.ndarray
+        bool: in a slab of a size, and nobody's.
+    head : numpy.ndarray
+        int64: first slot of the extent that holds the block.
+    span : numpy.ndarray
+        int64, of an extent: its blocks; 0 where no extent begins.
+    holds, filling, live, used, space : numpy.ndarray
+        Of an extent, kept by the tier: holders, whether it is being filled, pages that can be found, when it was used
+        last, and the number of its namespace.
+    visible, name : numpy.ndarray
+        Of a page, kept by the tier: whether it can be found, and as what.
     """
 
-    slab: Slab
-    first: int
-    span: int
-    offset: int
+    def __init__(self) -> None:
+        self.count = 0
+        self.offset, self.slab, self.size, self.head, self.span = (np.zeros(0, np.int64) for _ in range(5))
+        self.holds, self.live, self.used, self.space = (np.zeros(0, np.int64) for _ in range(4))
+        self.free, self.filling, self.visible = (np.zeros(0, np.bool_) for _ in range(3))
+        self.name: npt.NDArray[np.object_] = np.zeros(0, np.object_)
+
+    def grow(self, count: int) -> int:
+        """Add ``count`` slots; return the first."""
+        first, self.count = self.count, self.count + count
+        more = max(self.count - len(self.offset), 0)
+        if more:
+            more = max(more, len(self.offset) // 2)
+            for column, values in vars(self).items():
+                if column != "count":
+                    setattr(self, column, np.concatenate((values, np.zeros(more, values.dtype))))
+        return first
+
+    def heads(self) -> I64:
+        """Return all extents that are held."""
+        return np.flatnonzero(self.span[: self.count])
+
+
+def slots_of(heads: I64, spans: I64) -> I64:
+    """Return all slots of extents, in order."""
+    if not len(spans) or int(spans.max()) == 1:
+        return heads
+    ends = np.cumsum(spans)
+    return np.repeat(heads - (ends - spans), spans) + np.arange(int(ends[-1]))
+
+
+def at_most(lengths: I64, most: int) -> I64:
+    """Cut runs into pieces of at most ``most``."""
+    if not len(lengths) or int(lengths.max()) <= most:
+        return lengths
+    pieces = -(-lengths // most)
+    cut = np.full(int(pieces.sum()), most, np.int64)
+    cut[np.cumsum(pieces) - 1] = lengths - (pieces - 1) * most
+    return cut
 
 
 class BlockSpace:
@@ -80,11 +138,13 @@ class BlockSpace:
             for (offset, _), end in zip(chunks, ends, strict=True)
             for start in range(offset, end, slab_nbytes)
         ]
-        self._empty = dict.fromkeys(self.slabs)
+        self.slots = Slots()
+        self._held = np.zeros(len(self.slabs), np.int64)  # blocks of each slab
+        self._empty = dict.fromkeys(range(len(self.slabs)))
         self._sizes = Counter(slab.nbytes for slab in self.slabs)
         self._empty_sizes = self._sizes.copy()
-        self._partial: dict[int, dict[Slab, None]] = {}
         self._free: dict[int, int] = {}
+        self._unused: dict[int, list[int]] = {}  # by blocks: first slots of slabs that were given back
 
     def capacity(self, block_nbytes: int) -> int:
         """Return how many blocks of this size there are when nobody else has any."""
@@ -95,124 +155,188 @@ class BlockSpace:
         empty = sum(count * (nbytes // block_nbytes) for nbytes, count in self._empty_sizes.items())
         return self._free.get(block_nbytes, 0) + empty
 
-    def allocate(self, block_nbytes: int, runs: Iterable[int]) -> list[Extent]:
+    def sizes(self) -> list[int]:
+        """Return the sizes to which slabs belong."""
+        return [size for size in self._free if size]
+
+    def allocate(self, block_nbytes: int, runs: Sequence[int] | I64) -> tuple[I64, I64]:
         """Take blocks for runs of the given lengths: all or nothing. A run may come in several extents.
+
+        Returns
+        -------
+        heads, spans : numpy.ndarray
+            int64 ``(extents,)``, in the order of the runs.
 
         Raises
         ------
         ResourceExhausted
             When there are not enough.
         """
-        lengths = list(runs)
-        if sum(lengths) > self.free_blocks(block_nbytes):
+        lengths = np.asarray(runs, np.int64)
+        total = int(lengths.sum())
+        if total > self.free_blocks(block_nbytes):
             raise ResourceExhausted(
-                f"{sum(lengths)} blocks of {block_nbytes} bytes asked, {self.free_blocks(block_nbytes)} are free",
+                f"{total} blocks of {block_nbytes} bytes asked, {self.free_blocks(block_nbytes)} are free",
                 code="no_room",
                 remedy="evict first, or give the host tier more memory",
             )
-        found = []
-        for length in lengths:
-            while length:
-                extent = self._take(block_nbytes, length)
-                found.append(extent)
-                length -= extent.span
-        return found
+        assigned = []
+        while self._free.get(block_nbytes, 0) < total:
+            assigned.append(self._assign(block_nbytes))
+        columns = self.slots
+        free = np.flatnonzero(columns.free[: columns.count])
+        if len(self._free) > 1:
+            free = free[columns.size[free] == block_nbytes]
+        heads, spans = (free[:total], lengths) if total == len(lengths) else _fit(free, lengths)
+        slots = slots_of(heads, spans)
+        columns.free[slots] = False
+        columns.head[slots] = np.repeat(heads, spans)
+        columns.span[heads] = spans
+        self._free[block_nbytes] -= total
+        self._held += np.bincount(columns.slab[slots], minlength=len(self.slabs))
+        for number in assigned:
+            if not self._held[number]:  # a short one, made up for by a longer one behind it
+                self._unassign(number)
+        return heads, spans
 
-    def _take(self, block_nbytes: int, most: int) -> Extent:
-        partial = self._partial.setdefault(block_nbytes, {})
-        if not partial:
-            self._assign(block_nbytes, partial)
-        slab = next(iter(partial))
-        at = 0
-        if slab.free[0][1] < most:
-            at = next((n for n, (_, blocks) in enumerate(slab.free) if blocks >= most), len(slab.free) - 1)
-        first, blocks = slab.free[at]
-        span = min(most, blocks)
-        if span == blocks:
-            del slab.free[at]
-        else:
-            slab.free[at] = (first + span, blocks - span)
-        if not slab.free:
-            del partial[slab]
-        self._free[block_nbytes] -= span
-        extent = Extent(slab, first, span, slab.offset + first * block_nbytes)
-        slab.held.add(extent)
-        return extent
-
-    def _assign(self, block_nbytes: int, partial: dict[Slab, None]) -> None:
-        slab = next(slab for slab in self._empty if slab.nbytes >= block_nbytes)
-        del self._empty[slab]
+    def _assign(self, block_nbytes: int) -> int:
+        """Give an empty slab to a size; return its number."""
+        number = next(number for number in self._empty if self.slabs[number].nbytes >= block_nbytes)
+        slab, columns = self.slabs[number], self.slots
+        del self._empty[number]
         self._empty_sizes[slab.nbytes] -= 1
-        blocks = slab.nbytes // block_nbytes
-        slab.block_nbytes, slab.free = block_nbytes, [(0, blocks)]
+        slab.block_nbytes = block_nbytes
+        blocks = slab.blocks
+        unused = self._unused.get(blocks)
+        slab.base = unused.pop() if unused else columns.grow(blocks + 1)
+        own = slice(slab.base, slab.base + blocks)
+        columns.offset[own] = np.arange(slab.offset, slab.offset + blocks * block_nbytes, block_nbytes)
+        columns.slab[own], columns.size[own], columns.free[own] = number, block_nbytes, True
         self._free[block_nbytes] = self._free.get(block_nbytes, 0) + blocks
-        partial[slab] = None
+        return number
 
-    def free(self, extent: Extent) -> None:
-        """Give an extent back.
+    def free(self, heads: I64) -> None:
+        """Give extents back.
 
         Raises
         ------
         UsageError
-            With code ``double_free`` when it is not held: nothing is changed.
+            With code ``double_free`` when one is not held, or named twice: nothing is changed.
         """
-        slab = extent.slab
-        if extent not in slab.held:
+        columns = self.slots
+        spans = columns.span[heads]
+        if not spans.all() or len(np.unique(heads)) != len(heads):
             raise UsageError(
-                f"blocks at {extent.offset} are freed a second time",
+                f"blocks at {columns.offset[heads].tolist()[:4]} are freed a second time",
                 code="double_free",
                 remedy="a defect: two owners of one extent; report it with the host tier's audit",
             )
-        slab.held.remove(extent)
-        self._free[slab.block_nbytes] += extent.span
-        if not slab.held:
-            self._unassign(slab)
-            return
-        insort(slab.free, (extent.first, extent.span))
-        at = bisect_left(slab.free, (extent.first, extent.span))
-        for left in (at, at - 1):  # with what follows, then with what precedes
-            if 0 <= left < len(slab.free) - 1:
-                (first, blocks), (after, more) = slab.free[left : left + 2]
-                if first + blocks == after:
-                    slab.free[left : left + 2] = [(first, blocks + more)]
-        self._partial[slab.block_nbytes][slab] = None
+        slots = slots_of(heads, spans)
+        columns.free[slots] = True
+        columns.span[heads] = 0
+        columns.name[slots] = None
+        for size, count in zip(*np.unique(columns.size[slots], return_counts=True), strict=True):
+            self._free[int(size)] += int(count)
+        freed = np.bincount(columns.slab[slots], minlength=len(self.slabs))
+        self._held -= freed
+        for number in np.flatnonzero((freed > 0) & (self._held == 0)).tolist():
+            self._unassign(number)
 
-    def _unassign(self, slab: Slab) -> None:
-        self._free[slab.block_nbytes] -= slab.nbytes // slab.block_nbytes
-        self._partial[slab.block_nbytes].pop(slab, None)
-        slab.block_nbytes, slab.free = 0, []
-        self._empty[slab] = None
+    def _unassign(self, number: int) -> None:
+        slab, columns = self.slabs[number], self.slots
+        left = self._free[slab.block_nbytes] - slab.blocks
+        if left or self._belongs(slab.block_nbytes, but=number):
+            self._free[slab.block_nbytes] = left
+        else:
+            del self._free[slab.block_nbytes]
+        columns.free[slab.base : slab.base + slab.blocks] = False
+        self._unused.setdefault(slab.blocks, []).append(slab.base)
+        slab.block_nbytes = 0
+        self._empty[number] = None
         self._empty_sizes[slab.nbytes] += 1
 
-    def extents(self) -> Iterator[Extent]:
-        """Yield every extent that is held."""
-        for slab in self.slabs:
-            yield from slab.held
+    def _belongs(self, block_nbytes: int, *, but: int) -> bool:
+        """Return True when another slab than number ``but`` belongs to a size."""
+        return any(slab.block_nbytes == block_nbytes for number, slab in enumerate(self.slabs) if number != but)
 
     def audit(self) -> None:
-        """Compare counters with lists.
+        """Compare counters with columns.
 
         Raises
         ------
         UsageError
             With code ``audit``, when they differ or two holders have one block.
         """
-        free: dict[int, int] = {}
-        for slab in self.slabs:
-            total = slab.nbytes // slab.block_nbytes if slab.block_nbytes else 0
-            pieces = sorted([*slab.free, *((extent.first, extent.span) for extent in slab.held)])
-            end = 0
-            for first, blocks in pieces:
-                _expect(first == end and blocks > 0, f"slab at {slab.offset}: blocks {first} follow {end}")
-                end = first + blocks
-            _expect(end == total, f"slab at {slab.offset}: {end} of {total} blocks are accounted for")
-            _expect(bool(slab.held) == bool(slab.block_nbytes), f"slab at {slab.offset} belongs to nobody's size")
-            _expect((slab in self._empty) == (not slab.held), f"slab at {slab.offset}: in the wrong list")
-            free[slab.block_nbytes] = free.get(slab.block_nbytes, 0) + sum(blocks for _, blocks in slab.free)
+        columns, free = self.slots, Counter[int]()
+        heads = columns.heads()
+        slots = slots_of(heads, columns.span[heads])
+        _expect(len(np.unique(slots)) == len(slots), "two extents have one block")
+        _expect(bool((columns.head[slots] == np.repeat(heads, columns.span[heads])).all()), "blocks of another extent")
+        taken = np.zeros(columns.count, np.int64)
+        taken[slots] = 1
+        known = 0
+        for number, slab in enumerate(self.slabs):
+            own = slice(slab.base, slab.base + slab.blocks)
+            held = int(taken[own].sum())
+            known += held
+            message = f"slab at {slab.offset}"
+            _expect(bool((taken[own] + columns.free[own] == 1).all()), f"{message}: blocks neither free nor held")
+            _expect(held == self._held[number], f"{message}: {held} blocks are held, {self._held[number]} counted")
+            _expect(bool(held) == bool(slab.block_nbytes), f"{message} belongs to nobody's size")
+            _expect((number in self._empty) == (not held), f"{message}: in the wrong list")
+            free[slab.block_nbytes] += slab.blocks - held
+        _expect(known == len(slots), "extents outside of slabs")
+        _expect(int(columns.free[: columns.count].sum()) == sum(free.values()), "free blocks outside of slabs")
         for size, blocks in self._free.items():
-            _expect(
-                free.get(size, 0) == blocks, f"{blocks} free blocks of {size} bytes counted, {free.get(size)} found"
-            )
+            _expect(free[size] == blocks, f"{blocks} free blocks of {size} bytes counted, {free[size]} found")
+
+
+def _fit(free: I64, lengths: I64) -> tuple[I64, I64]:
+    """Find neighbouring ones among the ``free`` slots, which are sorted, for each of ``lengths``: the longest first.
+
+    What finds no whole run is cut into the longest pieces that are left.
+    """
+    edges = np.flatnonzero(np.diff(free) != 1) + 1
+    starts = free[np.concatenate(((0,), edges))]
+    sizes = np.diff(np.concatenate(((0,), edges, (len(free),))))
+    which: list[I64] = []
+    heads: list[I64] = []
+    spans: list[I64] = []
+    rest: list[tuple[int, int]] = []
+    for length in np.unique(lengths)[::-1].tolist():
+        wanted = np.flatnonzero(lengths == length)
+        fits = sizes // length
+        ends = np.cumsum(fits)
+        count = min(len(wanted), int(ends[-1]))
+        used = np.minimum(fits, np.maximum(count - (ends - fits), 0))
+        run = np.repeat(np.arange(len(used)), used)
+        nth = np.arange(count) - np.repeat(np.cumsum(used) - used, used)
+        which.append(wanted[:count])
+        heads.append(starts[run] + nth * length)
+        spans.append(np.full(count, length, np.int64))
+        starts, sizes = starts + used * length, sizes - used * length
+        rest += [(number, length) for number in wanted[count:].tolist()]
+    if rest:
+        pieces = np.array(_pieces(rest, sorted(zip(sizes.tolist(), starts.tolist(), strict=True))), np.int64)
+        which, heads, spans = [*which, pieces[:, 0]], [*heads, pieces[:, 1]], [*spans, pieces[:, 2]]
+    order = np.argsort(np.concatenate(which), kind="stable")
+    return np.concatenate(heads)[order], np.concatenate(spans)[order]
+
+
+def _pieces(wanted: list[tuple[int, int]], left: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Cut runs that found no place: ``(number, head, span)`` from what is ``left``, sorted by size."""
+    found = []
+    for number, length in wanted:
+        missing = length
+        while missing:
+            size, start = left.pop()
+            span = min(size, missing)
+            found.append((number, start, span))
+            missing -= span
+            if size > span:
+                left.append((size - span, start + span))
+                left.sort()
+    return found
 
 
 def _expect(holds: bool, message: str) -> None:  # noqa: FBT001 - an assertion

@@ -1,26 +1,30 @@
 """What can be evicted, in which order, and what is in the way when that is not enough.
 
-Owns the idle extents, by page size and last use, and the choice of victims. Evicting itself, which takes pages from
-the index, is the host tier's. Not thread-safe: the tier's lock is.
+Owns when each extent was used, and the choice of victims. Evicting itself, which takes pages from the index, is the
+host tier's. Not thread-safe: the tier's lock is.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 
-from devipc.errors import ResourceExhausted
-from devipc.hicache.blocks import BlockSpace, Slab
-from devipc.hicache.records import Hold, Holder, Reservation, Run
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["IdleRuns", "no_room", "obstacles"]
+from devipc.errors import ResourceExhausted
+from devipc.hicache.blocks import BlockSpace
+from devipc.hicache.records import Hold, Holder, Reservation
+
+__all__ = ["IdleExtents", "no_room", "obstacles"]
 
 _REPORTED = 8
+_AHEAD = 16_384
+
+I64 = npt.NDArray[np.int64]
 
 
-class IdleRuns:
-    """Extents that nobody fills or holds, by block size, the least recently used first.
+class IdleExtents:
+    """Extents that nobody fills or holds, the least recently used first.
 
     Parameters
     ----------
@@ -30,66 +34,104 @@ class IdleRuns:
 
     def __init__(self, space: BlockSpace) -> None:
         self._space = space
-        self._by_size: dict[int, OrderedDict[Run, None]] = {}
-        self._clock = itertools.count(1)
-
-    def __contains__(self, run: Run) -> bool:
-        return run in self._by_size.get(run.block_nbytes, ())
+        self._slots = space.slots
+        self._now = 0
+        # Of each size the coldest ones, sorted, with when they were used; what was used since is among them no more.
+        self._coldest: dict[int, tuple[I64, I64]] = {}
 
     def counts(self) -> dict[int, int]:
         """Return how many there are of each size."""
-        return {size: len(runs) for size, runs in self._by_size.items() if runs}
+        sizes, counts = np.unique(self._slots.size[self.all()], return_counts=True)
+        return dict(zip(sizes.tolist(), counts.tolist(), strict=True))
 
-    def use(self, run: Run) -> None:
-        """Note that ``run`` was used now."""
-        run.last_use = run.extent.slab.last_use = next(self._clock)
-        idle = self._by_size.get(run.block_nbytes)
-        if idle is not None and run in idle:
-            idle.move_to_end(run)
+    def all(self, block_nbytes: int | None = None) -> I64:
+        """Return all of them, or those of one size, in no order."""
+        slots = self._slots
+        heads = np.flatnonzero((slots.live[: slots.count] > 0) & (slots.holds[: slots.count] == 0))
+        heads = heads[(slots.span[heads] > 0) & ~slots.filling[heads]]
+        return heads if block_nbytes is None else heads[slots.size[heads] == block_nbytes]
 
-    def settle(self, run: Run) -> None:
-        """Put an extent where it belongs now: among the idle ones, or back to the free blocks, or neither."""
-        idle = self._by_size.setdefault(run.block_nbytes, OrderedDict())
-        if run.pages and not (run.holds or run.filling):
-            idle[run] = None
-            return
-        idle.pop(run, None)
-        if not (run.pages or run.holds or run.filling):
-            self._space.free(run.extent)
+    def use(self, heads: I64) -> None:
+        """Note that extents were used now, in this order."""
+        self._slots.used[heads] = np.arange(self._now + 1, self._now + 1 + len(heads))
+        self._now += len(heads)
 
-    def victims(self, block_nbytes: int, missing: int) -> list[Run] | None:
+    def settle(self, heads: I64) -> None:
+        """Give extents, each named once, that nobody needs any more back to the free blocks."""
+        slots = self._slots
+        over = heads[(slots.live[heads] == 0) & (slots.holds[heads] == 0) & ~slots.filling[heads]]
+        if len(over):
+            self._space.free(over)
+
+    def victims(self, block_nbytes: int, missing: int) -> I64 | None:
         """Choose what to evict for ``missing`` blocks, the coldest first; None when all of it is not enough.
 
         Either extents of this size, or whole slabs of another size, whichever were used longest ago.
         """
-        found: list[Run] = []
-        own = iter(self._by_size.get(block_nbytes, ()))
+        if any(size != block_nbytes for size in self._space.sizes()):
+            return self._with_foreign(block_nbytes, missing)
+        slots = self._slots
+        heads, used = self._coldest.get(block_nbytes, (np.zeros(0, np.int64),) * 2)
+        fit = self._is_idle(heads) & (slots.used[heads] == used)
+        heads, used = heads[fit], used[fit]
+        at = int(np.searchsorted(np.cumsum(slots.span[heads]), missing))
+        if at >= len(heads):  # whatever is not among them was used later than all of them
+            heads = self.all(block_nbytes)
+            if int(slots.span[heads].sum()) < missing:
+                return None
+            ahead = max(2 * missing, _AHEAD)
+            if len(heads) > ahead:
+                heads = heads[np.argpartition(slots.used[heads], ahead)[:ahead]]
+            heads = heads[np.argsort(slots.used[heads])]
+            used = slots.used[heads]
+            at = int(np.searchsorted(np.cumsum(slots.span[heads]), missing))
+        self._coldest[block_nbytes] = heads[at + 1 :], used[at + 1 :]
+        return heads[: at + 1]
+
+    def _is_idle(self, heads: I64) -> npt.NDArray[np.bool_]:
+        slots = self._slots
+        idle = (slots.live[heads] > 0) & (slots.holds[heads] == 0) & ~slots.filling[heads] & (slots.span[heads] > 0)
+        return np.asarray(idle)
+
+    def _with_foreign(self, block_nbytes: int, missing: int) -> I64 | None:
+        slots = self._slots
+        own = self.all(block_nbytes)
+        own = own[np.argsort(slots.used[own])]
+        following = iter(zip(own.tolist(), slots.used[own].tolist(), slots.span[own].tolist(), strict=True))
         foreign = self._foreign_slabs(block_nbytes)
-        runs = {run.extent: run for idle in self._by_size.values() for run in idle} if foreign else {}
-        run = next(own, None)
+        chosen: list[int] = []
+        found: list[I64] = []
+        one = next(following, None)
         while missing > 0:
-            if foreign and (run is None or foreign[-1].last_use < run.last_use):
-                slab = foreign.pop()
-                found += [runs[extent] for extent in slab.held]
-                missing -= slab.nbytes // block_nbytes
-            elif run is not None:
-                found.append(run)
-                missing -= run.extent.span
-                run = next(own, None)
+            if foreign and (one is None or foreign[-1][0] < one[1]):
+                _, nbytes, heads = foreign.pop()
+                found.append(heads)
+                missing -= nbytes // block_nbytes
+            elif one is not None:
+                chosen.append(one[0])
+                missing -= one[2]
+                one = next(following, None)
             else:
                 return None
-        return found
+        return np.concatenate((*found, np.array(chosen, np.int64)))
 
-    def _foreign_slabs(self, block_nbytes: int) -> list[Slab]:
-        """Return slabs of other sizes that are idle as a whole, the least recently used last."""
-        if not any(runs for size, runs in self._by_size.items() if size != block_nbytes):
-            return []
-        slabs = [
-            slab
-            for slab in self._space.slabs
-            if slab.held and not slab.busy and slab.block_nbytes != block_nbytes and slab.nbytes >= block_nbytes
-        ]
-        return sorted(slabs, key=lambda slab: slab.last_use, reverse=True)
+    def _foreign_slabs(self, block_nbytes: int) -> list[tuple[int, int, I64]]:
+        """Return slabs of other sizes that are idle as a whole, the least recently used last.
+
+        Of each: when it was used, its bytes, and its extents.
+        """
+        slots, slabs = self._slots, self._space.slabs
+        heads = slots.heads()
+        heads = heads[slots.size[heads] != block_nbytes]
+        heads = heads[np.argsort(slots.slab[heads], kind="stable")]
+        idle = self._is_idle(heads)
+        numbers, first = np.unique(slots.slab[heads], return_index=True)
+        found = []
+        for number, begin, end in zip(numbers.tolist(), first, [*first[1:], len(heads)], strict=True):
+            if idle[begin:end].all() and slabs[number].nbytes >= block_nbytes:
+                own = heads[begin:end]
+                found.append((int(slots.used[own].max()), slabs[number].nbytes, own))
+        return sorted(found, key=lambda slab: slab[0], reverse=True)
 
 
 def obstacles(
@@ -103,8 +145,8 @@ def obstacles(
     lines = []
     for holder, hold in holds.items():
         until = "" if hold.expires is None else f", for {max(0.0, hold.expires - now):.1f} s more unless it is released"
-        lines.append(f"{len(set(hold.runs))} extents held {of(holder)}{until}")
-    lines += [f"{len(one.runs)} extents being filled {of(one.holder)}" for one in filling]
+        lines.append(f"{len(hold.extents)} extents held {of(holder)}{until}")
+    lines += [f"{len(one.heads)} extents being filled {of(one.holder)}" for one in filling]
     lines += [f"{count} idle extents of {size}-byte blocks share slabs with these" for size, count in idle.items()]
     more = f"; and {len(lines) - _REPORTED} more" if len(lines) > _REPORTED else ""
     return "; ".join(lines[:_REPORTED]) + more if lines else "nothing is resident"

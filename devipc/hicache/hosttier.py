@@ -15,19 +15,23 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
 
 from devipc.errors import ResourceExhausted, UsageError
-from devipc.hicache.blocks import ALIGN_NBYTES, BlockSpace
-from devipc.hicache.eviction import IdleRuns, no_room, obstacles
+from devipc.hicache.audit import differences
+from devipc.hicache.blocks import ALIGN_NBYTES, BlockSpace, at_most, slots_of
+from devipc.hicache.eviction import IdleExtents, no_room, obstacles
 from devipc.hicache.index import IndexWriter
-from devipc.hicache.records import Hold, Holder, Page, Places, Reservation, Run
+from devipc.hicache.records import Hold, Holder, Places, Reservation
 from devipc.hicache.results import PageResult, Results
 from devipc.memfd import round_up
 
 __all__ = ["HostTier"]
+
+I64 = npt.NDArray[np.int64]
 
 
 class HostTier:
@@ -61,8 +65,10 @@ class HostTier:
         self.extent_pages = extent_pages
         self._clock = clock
         self._lock = threading.Lock()
-        self._pages: dict[bytes, Page] = {}
-        self._idle = IdleRuns(self._space)
+        self._slots = self._space.slots
+        self._pages: dict[bytes, int] = {}  # slot of each page that can be found
+        self._spaces: dict[bytes, int] = {}  # numbers of namespaces, from 1
+        self._idle = IdleExtents(self._space)
         self._holds: dict[Holder, Hold] = {}
         self._open: set[Reservation] = set()
         self._next_expiry = math.inf  # or earlier than any lease: then expire() looks for nothing
@@ -84,7 +90,7 @@ class HostTier:
         return self._space.capacity(block_nbytes)
 
     def reserve(
-        self, holder: Holder, names: Sequence[bytes], *, namespace: bytes, block_nbytes: int, runs: Sequence[int]
+        self, holder: Holder, names: Sequence[bytes], *, namespace: bytes, block_nbytes: int, runs: Sequence[int] | I64
     ) -> Reservation:
         """Take blocks for pages that are about to be written: for all of them, or for none.
 
@@ -96,7 +102,7 @@ class HostTier:
             Whose operation it is; named when the blocks are in somebody's way.
         names : sequence of bytes
             The pages.
-        runs : sequence of int
+        runs : sequence or array of int
             Lengths of neighbouring pages, which are stored as extents.
 
         Raises
@@ -104,16 +110,18 @@ class HostTier:
         ResourceExhausted
             With code ``too_large`` when it can never fit, else ``no_room``, saying what is in the way.
         """
-        lengths = [min(self.extent_pages, n - at) for n in runs for at in range(0, n, self.extent_pages)]
-        if sum(lengths) != len(names):
-            raise UsageError(f"runs of {sum(lengths)} pages for {len(names)} names", remedy="count every page once")
+        lengths = at_most(np.asarray(runs, np.int64), self.extent_pages)
+        if int(lengths.sum()) != len(names):
+            raise UsageError(f"runs of {lengths.sum()} pages for {len(names)} names", remedy="count every page once")
         with self._lock:
             self._make_room(block_nbytes, len(names))
-            extents = self._space.allocate(block_nbytes, lengths)
-            made = [Run(extent, namespace, block_nbytes) for extent in extents]
-            for extent in extents:
-                extent.slab.busy += 1
-            reservation = Reservation(holder, names, made, self._changes, self._flushes.get(namespace, 0))
+            heads, spans = self._space.allocate(block_nbytes, lengths)
+            columns, slots = self._slots, slots_of(heads, spans)
+            columns.filling[heads] = True
+            columns.space[heads] = self._spaces.setdefault(namespace, len(self._spaces) + 1)
+            flushes = self._flushes.get(namespace, 0)
+            places = Places.of(slots, columns)
+            reservation = Reservation(holder, names, namespace, heads, slots, places, self._changes, flushes)
             self._open.add(reservation)
         return reservation
 
@@ -128,31 +136,20 @@ class HostTier:
         """
         with self._lock:
             self._end(reservation)
-            namespace = reservation.runs[0].namespace if reservation.runs else b""
-            stale = self._flushes.get(namespace, 0) != reservation.flushes
-            results: list[PageResult] = []
-            stored: list[bytes] = []
-            at = 0
-            for run in reservation.runs:
-                self._idle.use(run)
-                for index in range(run.extent.span):
-                    name = reservation.names[at]
-                    results.append(self._store(run, index, name, reservation.started, stale=stale))
-                    if results[-1] is PageResult.STORED:
-                        stored.append(name)
-                    at += 1
-                self._idle.settle(run)
-            self._publish(stored)
+            stale = self._flushes.get(reservation.namespace, 0) != reservation.flushes
+            results = self._store(reservation, stale=stale)
+            self._idle.use(reservation.heads)
+            self._idle.settle(reservation.heads)
+            self._publish(reservation, results)
             self._forget_invalidated()
         self.on_room()
-        return np.array(results, np.uint8)
+        return results
 
     def abort(self, reservation: Reservation) -> None:
         """Give the blocks of a reservation back; to be called when nothing can write to them any more."""
         with self._lock:
             self._end(reservation)
-            for run in reservation.runs:
-                self._idle.settle(run)
+            self._idle.settle(reservation.heads)
             self._forget_invalidated()
         self.on_room()
 
@@ -160,24 +157,44 @@ class HostTier:
         if reservation not in self._open:
             raise UsageError("the reservation has ended", code="double_free", remedy="commit or abort it once")
         self._open.discard(reservation)
-        for run in reservation.runs:
-            run.filling = False
-            run.extent.slab.busy -= 1
+        self._slots.filling[reservation.heads] = False
 
-    def _store(self, run: Run, index: int, name: bytes, started: int, *, stale: bool) -> PageResult:
-        if stale or self._invalidated.get(name, -1) > started:
-            return PageResult.DROPPED
-        if name in self._pages:
-            return PageResult.PRESENT
-        self._pages[name] = Page(run, index)
-        run.pages.add(name)
-        return PageResult.STORED
+    def _store(self, reservation: Reservation, *, stale: bool) -> Results:
+        """Enter the pages that are not there already, and return what became of each."""
+        names, slots, pages, columns = reservation.names, reservation.slots, self._pages, self._slots
+        if stale:
+            return np.full(len(names), PageResult.DROPPED, np.uint8)
+        results = np.full(len(names), PageResult.STORED, np.uint8)
+        if self._invalidated or len(set(names)) != len(names) or not pages.keys().isdisjoint(names):
+            met: set[bytes] = set()
+            for at, name in enumerate(names):
+                if self._invalidated.get(name, -1) > reservation.started:
+                    results[at] = PageResult.DROPPED
+                elif name in pages or name in met:
+                    results[at] = PageResult.PRESENT
+                else:
+                    met.add(name)
+            kept = results == PageResult.STORED
+            slots, names = slots[kept], [name for name, keep in zip(names, kept.tolist(), strict=True) if keep]
+        pages.update(zip(names, slots.tolist(), strict=True))
+        columns.visible[slots] = True
+        columns.name[slots] = names
+        if len(slots) == len(reservation.slots):
+            columns.live[reservation.heads] = columns.span[reservation.heads]
+        else:
+            np.add.at(columns.live, columns.head[slots], 1)
+        return results
 
-    def _publish(self, names: list[bytes]) -> None:
+    def _publish(self, reservation: Reservation, results: Results) -> None:
         """Let readers find pages that are here, each with a number of its own."""
-        self._counts["published"] += len(names)
-        self._counts["unindexed"] += len(names) - self._index.publish_all(names, self._changes + 1)
-        self._changes += len(names)
+        names = reservation.names
+        stored = int(np.count_nonzero(results == PageResult.STORED))
+        if stored < len(names):
+            kept = (results == PageResult.STORED).tolist()
+            names = [name for name, keep in zip(names, kept, strict=True) if keep]
+        self._counts["published"] += stored
+        self._counts["unindexed"] += stored - self._index.publish_all(names, self._changes + 1)
+        self._changes += stored
 
     def _forget_invalidated(self) -> None:
         oldest = min((reservation.started for reservation in self._open), default=self._changes)
@@ -202,10 +219,10 @@ class HostTier:
         if victims is None:
             why = obstacles(self._holds, self._open, self._idle.counts(), now=self._clock())
             raise no_room(needed, block_nbytes, why)
-        for run in victims:
-            self._counts["evicted"] += len(run.pages)
-            for name in list(run.pages):
-                self._detach(name)
+        slots = slots_of(victims, self._slots.span[victims])
+        slots = slots[self._slots.visible[slots]]
+        self._counts["evicted"] += len(slots)
+        self._take_away(slots, self._slots.name[slots].tolist())
 
     # --- holding -----------------------------------------------------------------------------------------------------
 
@@ -233,24 +250,24 @@ class HostTier:
         with self._lock:
             if holder in self._holds:
                 raise UsageError(f"operation {holder[1]} holds pages already", code="duplicate", remedy="count ids up")
-            pages = [self._pages.get(name) for name in names]
-            hit = np.array([page is not None for page in pages], np.bool_)
-            found = [page for page in pages if page is not None]
-            if found and (partial or len(found) == len(pages)):
-                for page in found:
-                    self._grab(page.run)
+            slots = self._slots_of(names)
+            hit = slots >= 0
+            if not hit.all():
+                slots = slots[hit]
+            places = Places.of(slots, self._slots)
+            if len(slots) and (partial or len(slots) == len(names)):
+                heads = slots - places.index
+                extents = np.unique(heads)
+                self._slots.holds[extents] += 1
+                self._idle.use(heads)
                 expires = None if lease_s is None else self._clock() + lease_s
-                self._holds[holder] = Hold([page.run for page in found], expires)
+                self._holds[holder] = Hold(heads, extents, expires)
                 self._next_expiry = min(self._next_expiry, math.inf if expires is None else expires)
-            places = Places.of(found)
         return hit, places
 
-    def _grab(self, run: Run) -> None:
-        run.holds += 1
-        self._idle.use(run)
-        if run.holds == 1:
-            run.extent.slab.busy += 1
-            self._idle.settle(run)
+    def _slots_of(self, names: Sequence[bytes]) -> I64:
+        """Return the slot of each page, -1 for those that are not here."""
+        return np.fromiter(map(self._pages.get, names, repeat(-1)), np.int64, len(names))
 
     def release(self, holder: Holder) -> bool:
         """Give back what ``holder`` has. False when it has nothing (any more)."""
@@ -264,11 +281,11 @@ class HostTier:
         hold = self._holds.pop(holder, None)
         if hold is None:
             return False
-        for run in hold.runs:
-            run.holds -= 1
-            if not run.holds:
-                run.extent.slab.busy -= 1
-                self._idle.settle(run)
+        columns = self._slots
+        columns.holds[hold.extents] -= 1
+        # Behind everything that was used until now, as long as it was held.
+        self._idle.use(hold.heads[columns.holds[hold.heads] == 0])
+        self._idle.settle(hold.extents)
         return True
 
     def release_owner(self, owner: bytes) -> int:
@@ -302,16 +319,16 @@ class HostTier:
     def present(self, names: Sequence[bytes]) -> npt.NDArray[np.bool_]:
         """Return which pages are here now, and count that as a use."""
         with self._lock:
-            pages = [self._pages.get(name) for name in names]
-            for page in pages:
-                if page is not None:
-                    self._idle.use(page.run)
-        return np.array([page is not None for page in pages], np.bool_)
+            slots = self._slots_of(names)
+            self._idle.use(self._slots.head[slots[slots >= 0]])
+        return np.asarray(slots >= 0)
 
     def invalidate(self, names: Sequence[bytes]) -> int:
         """Let nobody find these pages any more, those that are being written included. Returns how many were here."""
         with self._lock:
-            gone = sum(self._detach(name) for name in names)
+            here = [name for name in dict.fromkeys(names) if name in self._pages]
+            self._take_away(self._slots_of(here), here)
+            gone = len(here)
             if self._open:
                 self._changes += 1
                 for name in names:
@@ -328,35 +345,37 @@ class HostTier:
         """
         with self._lock:
             self._flushes[namespace] = self._flushes.get(namespace, 0) + 1
-            gone = [name for name, page in self._pages.items() if page.run.namespace == namespace]
-            for name in gone:
-                self._detach(name)
+            columns = self._slots
+            slots = np.flatnonzero(columns.visible[: columns.count])
+            slots = slots[columns.space[columns.head[slots]] == self._spaces.get(namespace, 0)]
+            gone: list[bytes] = columns.name[slots].tolist()
+            self._take_away(slots, gone)
             self._counts["flushed"] += len(gone)
         self.on_room()
         return len(gone)
 
-    def _detach(self, name: bytes) -> bool:
-        page = self._pages.pop(name, None)
-        if page is None:
-            return False
-        self._index.evict(name)
-        page.run.pages.discard(name)
-        if not page.run.pages:
-            self._idle.settle(page.run)
-        return True
+    def _take_away(self, slots: I64, names: list[bytes]) -> None:
+        """Let nobody find these pages any more; their extents are given back unless somebody holds them."""
+        for name in names:
+            del self._pages[name]
+        self._index.evict_all(names)
+        columns, heads = self._slots, self._slots.head[slots]
+        columns.visible[slots] = False
+        columns.name[slots] = None
+        np.subtract.at(columns.live, heads, 1)
+        self._idle.settle(np.unique(heads))
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, object]:
         """Return what is there and what happened so far, as JSON-ready values."""
         with self._lock:
-            held = {run for hold in self._holds.values() for run in hold.runs}
             return {
                 "pages": len(self._pages),
                 "capacity_nbytes": sum(slab.nbytes for slab in self._space.slabs),
                 "slabs": dict(Counter(str(slab.block_nbytes) for slab in self._space.slabs)),
                 "holds": len(self._holds),
-                "held_extents": len(held),
+                "held_extents": int(np.count_nonzero(self._slots.holds)),
                 "reservations": len(self._open),
                 "idle_extents": sum(self._idle.counts().values()),
                 **self._counts,
@@ -376,19 +395,6 @@ class HostTier:
             With code ``audit``, for the first difference.
         """
         with self._lock:
-            self._space.audit()
-            holds = Counter(run for hold in self._holds.values() for run in hold.runs)
-            filling = {run for reservation in self._open for run in reservation.runs}
-            resident = {page.run for page in self._pages.values()}
-            known = {run.extent: run for run in (*holds, *filling, *resident)}
-            checks = {
-                "extents without anybody": set(self._space.extents()) == set(known),
-                "holds": all(run.holds == holds[run] for run in known.values()),
-                "filling": all(run.filling == (run in filling) for run in known.values()),
-                "idle": all((run in self._idle) == (run not in filling and not holds[run]) for run in resident),
-                "pages": sum(len(run.pages) for run in resident) == len(self._pages),
-                "busy": sum(slab.busy for slab in self._space.slabs) == len(filling) + len(holds),
-            }
-        wrong = [name for name, holds_true in checks.items() if not holds_true]
+            wrong = differences(self._space, self._pages, self._holds.values(), self._open)
         if wrong:
             raise UsageError(f"the host tier miscounts: {', '.join(wrong)}", code="audit", remedy="a defect: report it")

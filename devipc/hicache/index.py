@@ -5,7 +5,8 @@ a hint: it was true a moment ago. It knows neither where pages come from nor who
 
 A bucket is four lines of eight 64-bit words: first halves of keys, second halves, values, and *marks*. A mark is the
 entry's version and a checksum of everything else with the writer's epoch; 0 means that there is no entry. A writer
-takes the mark away, writes the rest, then writes the mark. A key may stand in either of two buckets.
+takes the mark away, writes the rest, then writes the mark; of many entries at once, all marks are taken away first.
+A key may stand in either of two buckets.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import platform
 import secrets
 import threading
 from collections.abc import Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -44,12 +46,16 @@ _MIX = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB866
 U64 = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 Keys = npt.NDArray[np.uint8]
+I64 = npt.NDArray[np.int64]
 
 _U_MIX = tuple(np.uint64(value) for value in _MIX)
 _LOW = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
 _TWO = np.uint64(2)
 _NO_MARK = np.uint64(0)
+_FEW = 8  # below, entries are placed one by one
+_BITS = np.array([number.bit_count() for number in range(2**_WAYS)], np.uint8)
+_LOWEST = np.array([(number & -number).bit_length() - 1 for number in range(2**_WAYS)], np.int64)  # -1 for none
 
 
 def _checksums(first: U64, second: U64, value: U64, version: U64, epoch: np.uint64) -> U64:
@@ -59,6 +65,14 @@ def _checksums(first: U64, second: U64, value: U64, version: U64, epoch: np.uint
     mixed = (mixed ^ (mixed >> _32) ^ value) * _U_MIX[2]
     mixed = (mixed ^ (mixed >> _32) ^ version) * _U_MIX[3]
     return mixed >> _32
+
+
+def _checksum(first: int, second: int, value: int, version: int, epoch: int) -> int:
+    """The same for one entry: numbers of Python are quicker than arrays of one."""
+    mixed = (first ^ epoch) * _MIX[0] & _MASK
+    mixed = (mixed ^ mixed >> 32 ^ second) * _MIX[1] & _MASK
+    mixed = (mixed ^ mixed >> 32 ^ value) * _MIX[2] & _MASK
+    return ((mixed ^ mixed >> 32 ^ version) * _MIX[3] & _MASK) >> 32
 
 
 def _check_machine() -> None:
@@ -93,9 +107,11 @@ class IndexWriter:
         nbytes = 8 * (_HEADER_WORDS + buckets * _BUCKET_WORDS)
         self._fd, self._map = create_published_memfd("devipc-index", nbytes)
         self._words = self._map.view.cast("Q")
+        self._array: U64 = np.frombuffer(self._words, np.uint64)  # the same, to store many at once
         self._bucket_mask = buckets - 1
         self._places: dict[bytes, int] = {}
         self._free = bytearray([2**_WAYS - 1]) * buckets  # a bit a way
+        self._free_array = np.frombuffer(self._free, np.uint8)
         self._version = 0
         self._lock = threading.Lock()
         words = self._words
@@ -119,10 +135,7 @@ class IndexWriter:
     def publish(self, key: bytes, value: int) -> bool:
         """Let readers find ``key``, with 64 bits of the caller's; to be called after the page's last byte is in place.
 
-        Returns
-        -------
-        bool
-            False when there is no room: the page is there, but only a lookup by message finds it.
+        False when there is no room: the page is there, but only a lookup by message finds it.
         """
         return self.publish_all((key,), value) == 1
 
@@ -134,52 +147,89 @@ class IndexWriter:
             raise UsageError("a key of another length", code="key", remedy=f"pass {KEY_NBYTES} bytes each")
         with self._lock:
             self._check_open()
+            if len(keys) < _FEW or len(set(keys)) < len(keys):
+                return sum(self._publish_one(key, value + number) for number, key in enumerate(keys))
             halves = np.frombuffer(b"".join(keys), "<u8").reshape(-1, 2)
-            placed, places = [], []
-            for at, (key, (first, second)) in enumerate(zip(keys, halves.tolist(), strict=True)):
-                place = self._places.get(key)
-                if place is None:
-                    place = self._take(first, second)
-                if place is not None:
-                    self._places[key] = place
-                    placed.append(at)
-                    places.append(place)
-            self._write(places, halves[placed], np.array(placed, np.uint64) + np.uint64(value))
+            places = np.fromiter(map(self._places.get, keys, repeat(-1)), np.int64, len(keys))
+            new = np.flatnonzero(places < 0)
+            self._place(keys, halves, places, new)
+            placed = np.flatnonzero(places >= 0)
+            self._write(places[placed], halves[placed], placed.astype(np.uint64) + np.uint64(value))
         return len(placed)
 
-    def _write(self, places: list[int], halves: U64, values: U64) -> None:
-        """Write entries one after the other, each so that a reader sees all of it or nothing."""
+    def _publish_one(self, key: bytes, value: int) -> bool:
+        first, second = int.from_bytes(key[:8], "little"), int.from_bytes(key[8:], "little")
+        place = self._places.get(key)
+        if place is None:
+            place = self._take_one(first, second)
+            if place is None:
+                return False
+            self._places[key] = place
+        self._version = version = self._version % 0xFFFFFFFF + 1
+        words = self._words
+        words[place + _MARK] = 0
+        words[place] = first
+        words[place + _SECOND] = second
+        words[place + _VALUE] = value
+        words[place + _MARK] = _checksum(first, second, value, version, self.epoch) << 32 | version
+        return True
+
+    def _place(self, keys: Sequence[bytes], halves: U64, places: I64, new: I64) -> None:
+        taken = self._take(halves[new])
+        places[new] = taken
+        if len(new) == len(keys) and (taken >= 0).all():
+            self._places.update(zip(keys, taken.tolist(), strict=True))
+            return
+        for at, place in zip(new.tolist(), taken.tolist(), strict=True):
+            if place >= 0:
+                self._places[keys[at]] = place
+
+    def _write(self, places: I64, halves: U64, values: U64) -> None:
+        """Write entries, each so that a reader sees all of it or nothing: one numpy call follows the other, in order.
+
+        A store of a whole array stores each aligned word at once.
+        """
         # Never used twice while a reader looks: it would have to sleep over 2**32 publications in one search.
         versions = (np.arange(len(places), dtype=np.uint64) + np.uint64(self._version)) % np.uint64(0xFFFFFFFF)
         versions += np.uint64(1)
         sums = _checksums(halves[:, 0], halves[:, 1], values, versions, np.uint64(self.epoch))
-        rows = np.stack((halves[:, 0], halves[:, 1], values, sums << _32 | versions), axis=1).tolist()
-        words = self._words
-        for place, (first, second, value, mark) in zip(places, rows, strict=True):
-            words[place + _MARK] = 0
-            words[place] = first
-            words[place + _SECOND] = second
-            words[place + _VALUE] = value
-            words[place + _MARK] = mark
-        self._version = (self._version + len(places) - 1) % 0xFFFFFFFF + 1 if places else self._version
+        words = self._array
+        words[places + _MARK] = 0
+        words[places] = halves[:, 0]
+        words[places + _SECOND] = halves[:, 1]
+        words[places + _VALUE] = values
+        words[places + _MARK] = sums << _32 | versions
+        self._version = (self._version + len(places) - 1) % 0xFFFFFFFF + 1 if len(places) else self._version
 
     def evict(self, key: bytes) -> bool:
         """Let no search that begins after the return find ``key``; to be called before the page's memory is reused.
 
-        Returns
-        -------
-        bool
-            False when the key was not published.
+        False when the key was not published.
         """
+        return self.evict_all((key,)) == 1
+
+    def evict_all(self, keys: Sequence[bytes]) -> int:
+        """Do as :meth:`evict` for several keys; return how many were published."""
         with self._lock:
             self._check_open()
-            place = self._places.pop(key, None)
-            if place is None:
-                return False
-            self._words[place + _MARK] = 0
-            self._words[place] = 0
-            bucket, way = divmod(place - _HEADER_WORDS, _BUCKET_WORDS)
-            self._free[bucket] |= 1 << way
+            if len(keys) < _FEW:
+                return sum(map(self._evict_one, keys))
+            places = np.fromiter(map(self._places.pop, keys, repeat(-1)), np.int64, len(keys))
+            places = places[places >= 0]
+            self._array[places + _MARK] = 0
+            self._array[places] = 0
+            buckets, ways = np.divmod(places - _HEADER_WORDS, _BUCKET_WORDS)
+            np.bitwise_or.at(self._free_array, buckets, (1 << ways).astype(np.uint8))
+        return len(places)
+
+    def _evict_one(self, key: bytes) -> bool:
+        place = self._places.pop(key, None)
+        if place is None:
+            return False
+        self._words[place + _MARK] = 0
+        self._words[place] = 0
+        bucket, way = divmod(place - _HEADER_WORDS, _BUCKET_WORDS)
+        self._free[bucket] |= 1 << way
         return True
 
     def close(self) -> None:
@@ -188,6 +238,7 @@ class IndexWriter:
             if self._map.closed:
                 return
             self._words[_EPOCH_AT] = 0
+            self._array = np.empty(0, np.uint64)
             self._words.release()
             self._map.close()
             os.close(self._fd)
@@ -196,7 +247,7 @@ class IndexWriter:
         if self._map.closed:
             raise ClosedError("the index is closed", remedy="make a new one; readers get its epoch and descriptor")
 
-    def _take(self, first: int, second: int) -> int | None:
+    def _take_one(self, first: int, second: int) -> int | None:
         """Reserve a way in the emptier of the key's two buckets."""
         if len(self._places) >= self.max_entries:
             return None
@@ -206,9 +257,27 @@ class IndexWriter:
         free = self._free[bucket]
         if not free:
             return None
-        way = (free & -free).bit_length() - 1
         self._free[bucket] = free & (free - 1)
-        return _HEADER_WORDS + bucket * _BUCKET_WORDS + way
+        return _HEADER_WORDS + bucket * _BUCKET_WORDS + (free & -free).bit_length() - 1
+
+    def _take(self, halves: U64) -> I64:
+        """Do the same for many keys; -1 where there is none."""
+        taken = np.full(len(halves), -1, np.int64)
+        both = (halves & np.uint64(self._bucket_mask)).astype(np.int64)
+        left = np.arange(min(len(halves), self.max_entries - len(self._places)))
+        while len(left):
+            free = self._free_array[both[left]]
+            other = _BITS[free[:, 1]] > _BITS[free[:, 0]]
+            bucket = np.where(other, both[left, 1], both[left, 0])
+            ways = np.where(other, free[:, 1], free[:, 0])
+            room = ways != 0
+            first = np.unique(bucket, return_index=True)[1]  # one way a bucket at a time
+            first = first[room[first]]
+            self._free_array[bucket[first]] = ways[first] & (ways[first] - 1)
+            taken[left[first]] = _HEADER_WORDS + bucket[first] * _BUCKET_WORDS + _LOWEST[ways[first]]
+            room[first] = False
+            left = left[room]
+        return taken
 
 
 class Found(NamedTuple):

@@ -24,15 +24,9 @@ def all_keys() -> npt.NDArray[np.uint8]:
     return np.frombuffer(b"".join(digests), np.uint8).reshape(KEY_COUNT, 16)
 
 
-def related(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
-    """Lower 32 bits of the value that belongs to each key; the upper 32 count publications."""
-    halves = np.ascontiguousarray(keys).view(np.uint64)
-    return (halves[:, 0] ^ halves[:, 1]) & np.uint64(0xFFFFFFFF)
-
-
 def main(index_fd: int, progress_fd: int, epoch: int) -> None:
     keys = all_keys()
-    belongs = related(keys)
+    belongs = np.arange(KEY_COUNT, dtype=np.uint64)  # lower half of each value; the upper counts publications
     progress = SharedMap(progress_fd, 8 * (KEY_COUNT + 1), writable=False)
     words = np.frombuffer(progress.view, np.uint64)
     hits = torn = evicted = searches = 0

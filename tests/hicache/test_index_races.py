@@ -17,7 +17,7 @@ import pytest
 from devipc.hicache import index as index_module
 from devipc.hicache.index import ATTEMPTS, IndexReader, IndexWriter
 from devipc.memfd import SharedMap, create_memfd
-from tests.hicache.index_peer import KEY_COUNT, STOP_AT, all_keys, related
+from tests.hicache.index_peer import KEY_COUNT, STOP_AT, all_keys
 from tests.hicache.test_index import KEY, look
 
 # --- nothing between two stores, nothing between two loads -----------------------------------------------------------
@@ -66,6 +66,37 @@ def test_between_any_two_stores_there_is_the_old_the_new_or_nothing(writer: Inde
     assert look(reader, other) == 3
 
 
+def test_between_any_two_stores_of_many_entries_each_is_old_new_or_nothing(
+    writer: IndexWriter, reader: IndexReader
+) -> None:
+    keys = all_keys()[:300]
+    names = [key.tobytes() for key in keys]
+    allowed = np.zeros((len(keys), 2), np.uint64)  # beside nothing
+
+    def check() -> None:
+        found = reader.find(keys)
+        assert (~found.hit | (found.value[:, None] == allowed).any(axis=1)).all()
+
+    array = writer._array
+    observed: Any = Observed(array, check)  # type: ignore[arg-type]
+    writer._array = observed
+    try:
+        allowed[:, 1] = np.arange(1000, 1300)
+        assert writer.publish_all(names, 1000) == 300
+        allowed = np.stack((allowed[:, 1], np.arange(2000, 2300, dtype=np.uint64)), axis=1)
+        assert writer.publish_all(names, 2000) == 300
+        allowed[:, 0] = allowed[:, 1]
+        assert writer.evict_all(names[:200]) == 200
+    finally:
+        writer._array = array
+    assert observed.stores == 5 + 5 + 2
+    found = reader.find(keys)
+    assert found.hit.tolist() == [False] * 200 + [True] * 100
+    assert found.value[200:].tolist() == list(range(2200, 2300))
+    assert writer.publish_all(names, 7) == 300
+    assert reader.find(keys).value.tolist() == list(range(7, 307))
+
+
 class Interrupted:
     """The reader's words, with a step of the writer before the load of one number."""
 
@@ -93,6 +124,7 @@ def test_between_any_two_loads_the_writer_may_do_anything(
 ) -> None:
     if guard == "version alone":
         monkeypatch.setattr(index_module, "_checksums", lambda *_: np.uint64(0))
+        monkeypatch.setattr(index_module, "_checksum", lambda *_: 0)
     bucket_twin = KEY[:8] + bytes(7) + b"\1"  # the same first half: it will stand where KEY stood
     writer.publish(KEY, 1)
 
@@ -142,10 +174,10 @@ def test_an_entry_that_never_rests_is_a_miss(writer: IndexWriter, reader: IndexR
 # --- two processes ----------------------------------------------------------------------------------------------------
 
 
-def test_no_torn_and_no_evicted_entry_with_the_writer_at_full_speed() -> None:
+@pytest.mark.parametrize("many", [1, 64])
+def test_no_torn_and_no_evicted_entry_with_the_writer_at_full_speed(many: int) -> None:
     """The writer publishes, replaces and evicts as fast as it can; another process searches all the time."""
     keys = [key.tobytes() for key in all_keys()]
-    low = related(all_keys()).tolist()
     progress_fd = create_memfd("progress", 8 * (KEY_COUNT + 1))
     progress = SharedMap(progress_fd, 8 * (KEY_COUNT + 1))
     gone = progress.view.cast("Q")
@@ -162,6 +194,16 @@ def test_no_torn_and_no_evicted_entry_with_the_writer_at_full_speed() -> None:
                 assert peer.stdout.readline() == "ready\n"
                 count, latest = 0, [0] * KEY_COUNT
                 end = time.monotonic() + 2.0
+                while many > 1 and time.monotonic() < end:
+                    for begin in range(0, KEY_COUNT, many):
+                        old = (begin - room) % KEY_COUNT
+                        if latest[old]:
+                            assert writer.evict_all(keys[old : old + many]) == many
+                            for number in range(old, old + many):
+                                gone[number], latest[number] = latest[number], 0
+                        count += 1
+                        latest[begin : begin + many] = [count] * many
+                        assert writer.publish_all(keys[begin : begin + many], count << 32 | begin) == many
                 while time.monotonic() < end:
                     for number in range(KEY_COUNT):
                         old = (number - room) % KEY_COUNT
@@ -170,11 +212,11 @@ def test_no_torn_and_no_evicted_entry_with_the_writer_at_full_speed() -> None:
                             gone[old], latest[old] = latest[old], 0
                         count += 1
                         latest[number] = count
-                        assert writer.publish(keys[number], count << 32 | low[number])
+                        assert writer.publish(keys[number], count << 32 | number)
                         if number % 3 == 0:
                             count += 1
                             latest[number] = count
-                            assert writer.publish(keys[number], count << 32 | low[number])
+                            assert writer.publish(keys[number], count << 32 | number)
                 gone[STOP_AT] = 1
                 searches, hits, torn, evicted = map(int, peer.communicate(timeout=30)[0].split())
             finally:
@@ -183,8 +225,8 @@ def test_no_torn_and_no_evicted_entry_with_the_writer_at_full_speed() -> None:
     gone.release()
     progress.close()
     os.close(progress_fd)
-    print(f"{count} publications, {searches} searches, {hits} hits")
+    print(f"{count} calls, {searches} searches, {hits} hits")
     assert peer.returncode == 0
     assert (torn, evicted) == (0, 0)
-    assert count > 10_000
+    assert count * many > 10_000
     assert hits > 1_000
