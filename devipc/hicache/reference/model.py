@@ -114,7 +114,8 @@ class PagedModel:
         mine = positions[first : first + count]
         target[first : first + count] = table[mine // self.page_tokens] * self.page_tokens + mine % self.page_tokens
         keys = torch.arange(page_count * self.page_tokens, device=self.device)
-        mask = (keys[None, :] <= positions[:, None])[None]
+        # Rows behind the end see what the last token sees: what lies there was not written by this sequence.
+        mask = (keys[None, :] <= positions.clamp(max=start + count - 1)[:, None])[None]
         hidden = self._layers(rows[None], positions[None], target[None], table[None], mask, layer_ready)
         return self._logits(hidden[0, first + count - 1])
 
@@ -161,9 +162,10 @@ class PagedModel:
     def _attend(self, q: Tensor, number: int, tables: Tensor, mask: Tensor) -> Tensor:
         """Attend over the pages of each sequence: ``(n, rows, heads, head_dim)``."""
         # What lies behind a sequence's end, or in the trash page, may be anything, NaN included: it must not be read.
-        valid = mask.any(1)[:, :, None, None]
-        k = torch.where(valid, self._k[number][tables].flatten(1, 2), 0).to(q.dtype)
-        v = torch.where(valid, self._v[number][tables].flatten(1, 2), 0).to(q.dtype)
+        # Filled by a kernel's argument: a zero that is copied to the device could not be recorded in a graph.
+        beyond = ~mask.any(1)[:, :, None, None]
+        k = self._k[number][tables].flatten(1, 2).masked_fill(beyond, 0).to(q.dtype)
+        v = self._v[number][tables].flatten(1, 2).masked_fill(beyond, 0).to(q.dtype)
         return torch.nn.functional.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),

@@ -66,6 +66,7 @@ def load_smollm2(*, dtype: torch.dtype = torch.float32, device: str = "cpu") -> 
     """
     folder = _folder()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")  # transformers' own switch does not reach what reads GGUF
     import transformers  # type: ignore[import-not-found,unused-ignore]
 
     transformers.utils.logging.set_verbosity_error()

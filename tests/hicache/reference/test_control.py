@@ -38,6 +38,17 @@ def test_answers_are_the_same_with_every_cache() -> None:
                 assert one.computed <= page
 
 
+def test_what_lies_in_pages_that_nobody_wrote_is_never_read() -> None:
+    on = device()
+    with runtime(on, None) as clean:
+        _, expected, _ = answer(clean, prompts())
+    with runtime(on, None) as dirty:
+        dirty.pool.fill(list(range(dirty.limits.pages + 1)), float("nan"))
+        _, found, _ = answer(dirty, prompts())
+        assert texts(found) == texts(expected)
+        assert all(any(one) for one in texts(found).values())
+
+
 def test_restored_pages_are_bit_for_bit_what_was_computed() -> None:
     on = device()
     with cache(on) as client:
