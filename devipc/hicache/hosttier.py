@@ -137,10 +137,11 @@ class HostTier:
         with self._lock:
             self._end(reservation)
             stale = self._flushes.get(reservation.namespace, 0) != reservation.flushes
-            results = self._store(reservation, stale=stale)
+            results = reservation.outcome(self._pages, self._invalidated, stale=stale)
+            self._publish(reservation, results)  # first: others wait for it, and for the rest nobody
+            self._store(reservation, results)
             self._idle.use(reservation.heads)
             self._idle.settle(reservation.heads)
-            self._publish(reservation, results)
             self._forget_invalidated()
         self.on_room()
         return results
@@ -159,42 +160,25 @@ class HostTier:
         self._open.discard(reservation)
         self._slots.filling[reservation.heads] = False
 
-    def _store(self, reservation: Reservation, *, stale: bool) -> Results:
-        """Enter the pages that are not there already, and return what became of each."""
-        names, slots, pages, columns = reservation.names, reservation.slots, self._pages, self._slots
-        if stale:
-            return np.full(len(names), PageResult.DROPPED, np.uint8)
-        results = np.full(len(names), PageResult.STORED, np.uint8)
-        if self._invalidated or len(set(names)) != len(names) or not pages.keys().isdisjoint(names):
-            met: set[bytes] = set()
-            for at, name in enumerate(names):
-                if self._invalidated.get(name, -1) > reservation.started:
-                    results[at] = PageResult.DROPPED
-                elif name in pages or name in met:
-                    results[at] = PageResult.PRESENT
-                else:
-                    met.add(name)
-            kept = results == PageResult.STORED
-            slots, names = slots[kept], [name for name, keep in zip(names, kept.tolist(), strict=True) if keep]
-        pages.update(zip(names, slots.tolist(), strict=True))
+    def _store(self, reservation: Reservation, results: Results) -> None:
+        """Enter the pages that are stored."""
+        names, slots, columns = reservation.stored(results), reservation.slots, self._slots
+        if len(names) < len(slots):
+            slots = slots[results == PageResult.STORED]
+        self._pages.update(zip(names, slots.tolist(), strict=True))
         columns.visible[slots] = True
         columns.name[slots] = names
         if len(slots) == len(reservation.slots):
             columns.live[reservation.heads] = columns.span[reservation.heads]
         else:
             np.add.at(columns.live, columns.head[slots], 1)
-        return results
 
     def _publish(self, reservation: Reservation, results: Results) -> None:
         """Let readers find pages that are here, each with a number of its own."""
-        names = reservation.names
-        stored = int(np.count_nonzero(results == PageResult.STORED))
-        if stored < len(names):
-            kept = (results == PageResult.STORED).tolist()
-            names = [name for name, keep in zip(names, kept, strict=True) if keep]
-        self._counts["published"] += stored
-        self._counts["unindexed"] += stored - self._index.publish_all(names, self._changes + 1)
-        self._changes += stored
+        names = reservation.stored(results)
+        self._counts["published"] += len(names)
+        self._counts["unindexed"] += len(names) - self._index.publish_all(names, self._changes + 1)
+        self._changes += len(names)
 
     def _forget_invalidated(self) -> None:
         oldest = min((reservation.started for reservation in self._open), default=self._changes)
@@ -257,7 +241,8 @@ class HostTier:
             places = Places.of(slots, self._slots)
             if len(slots) and (partial or len(slots) == len(names)):
                 heads = slots - places.index
-                extents = np.unique(heads)
+                ordered = np.sort(heads)
+                extents = ordered[np.flatnonzero(np.diff(ordered, prepend=-1))]
                 self._slots.holds[extents] += 1
                 self._idle.use(heads)
                 expires = None if lease_s is None else self._clock() + lease_s

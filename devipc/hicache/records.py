@@ -1,17 +1,19 @@
 """Records of the host tier: places, holds, reservations.
 
-Owns no rule; the tier changes them under its lock, and hands out copies of numbers only.
+Owns one rule, what becomes of a reservation's pages; the tier changes records under its lock, and hands out copies of
+numbers only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from devipc.hicache.blocks import Slots
+from devipc.hicache.results import PageResult, Results
 
 __all__ = ["Hold", "Holder", "Places", "Reservation"]
 
@@ -84,3 +86,34 @@ class Reservation:
     places: Places
     started: int
     flushes: int
+
+    def outcome(self, pages: Mapping[bytes, int], invalidated: Mapping[bytes, int], *, stale: bool) -> Results:
+        """Return what becomes of each page: those that are there already are not entered again.
+
+        Parameters
+        ----------
+        pages, invalidated : mapping
+            Pages that are there; when those that nobody may find any more were invalidated.
+        stale : bool
+            The namespace was flushed meanwhile.
+        """
+        names = self.names
+        results = np.full(len(names), PageResult.DROPPED if stale else PageResult.STORED, np.uint8)
+        if stale or not (invalidated or len(set(names)) != len(names) or not pages.keys().isdisjoint(names)):
+            return results
+        met: set[bytes] = set()
+        for at, name in enumerate(names):
+            if invalidated.get(name, -1) > self.started:
+                results[at] = PageResult.DROPPED
+            elif name in pages or name in met:
+                results[at] = PageResult.PRESENT
+            else:
+                met.add(name)
+        return results
+
+    def stored(self, results: Results) -> Sequence[bytes]:
+        """Return the pages that are stored, of such results."""
+        kept = results == PageResult.STORED
+        if kept.all():
+            return self.names
+        return [name for name, keep in zip(self.names, kept.tolist(), strict=True) if keep]

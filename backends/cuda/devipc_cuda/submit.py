@@ -34,6 +34,9 @@ _STREAM_ORDER = 1
 _NOT_SUPPORTED = 801
 _BATCH_LEAST = 4
 """Below this a call for each copy is cheaper than a batch, which looks at every entry twice."""
+_BOXES_LEAST = 65
+"""The same for strided copies, of which the first runs while others are submitted one by one; a batch of 16 took 300 us
+until its first began (H200, 2026-11-29), longer than a copy of 16 MB takes."""
 
 _WORD, _SIZE = ctypes.c_void_p, ctypes.c_size_t
 _FLAT = (_WORD, _WORD, _SIZE, _WORD)
@@ -69,7 +72,7 @@ class Submission:
 
     def strided(self, native: Any, copies: U64Array, *, batch: bool) -> None:
         """Submit strided copies ``(n, 6)``, none of them empty, at pitches that the driver takes."""
-        if batch and len(copies) >= _BATCH_LEAST and self._box_batch(native, copies):
+        if batch and len(copies) >= _BOXES_LEAST and self._box_batch(native, copies):
             return
         words = np.zeros((len(copies), 16), np.uint64)
         words[:, 2] = words[:, 9] = _UNIFIED

@@ -130,12 +130,13 @@ def batch(device: Any, sim: Any) -> None:
         for i, n in enumerate(nbytes.tolist()):
             assert found[i * 500 : i * 500 + n] == data[i * 400 : i * 400 + n]
         host.transfer.copy_batch(host.stream, dst[:0], src[:0], nbytes[:0])
-        rows = array([(block.ptr + 8192 + i * 500, host.device_ptr + 8 * i, 50, 32, 24, 10) for i in range(6)])
+        host.view[: len(source)] = source
+        rows = array([(block.ptr + 8192 + i * 500, host.device_ptr + 8 * i, 50, 32, 24, 10) for i in range(70)])
         host.transfer.copy_strided(host.stream, rows)
         rows[:] = 0
         host.transfer.synchronize_stream(host.stream)
-        found = host.read(block.ptr + 8192, 3000)
-        for i in range(6):
+        found = host.read(block.ptr + 8192, 35000)
+        for i in range(70):
             for row in range(10):
                 at = 8 * i + 32 * row
                 assert found[i * 500 + 50 * row : i * 500 + 50 * row + 24] == source[at : at + 24]

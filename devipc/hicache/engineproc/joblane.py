@@ -27,7 +27,8 @@ from devipc.hicache.ring import Consumer
 __all__ = ["JobLane"]
 
 _IDLE_S = 0.5
-_SPIN_S, _LONGEST_PAUSE_S = 0.3e-3, 0.2e-3
+_SPIN_S, _PAUSE_S = 2e-3, 0.2e-3
+"""How long to look without a pause at what was just begun: 100 MB need no longer, and each pause would delay its end."""
 _OWED_PAUSE_S = 5e-3
 _log = logging.getLogger("devipc.hicache")
 
@@ -135,7 +136,7 @@ class JobLane:
         if time.monotonic() - quiet_since < _SPIN_S:
             select.select((), (), (), 0)  # lets threads of the backend's own run, and costs less than any sleep
         else:
-            time.sleep(_LONGEST_PAUSE_S)  # a ring sleeps for whole milliseconds
+            time.sleep(_PAUSE_S)  # a ring sleeps for whole milliseconds
         return 0.0
 
     def _begin(self, body: bytes) -> None:
