@@ -224,8 +224,11 @@ class BlockSpace:
             With code ``double_free`` when one is not held, or named twice: nothing is changed.
         """
         columns = self.slots
-        spans = columns.span[heads]
-        if not spans.all() or len(np.unique(heads)) != len(heads):
+        spans, numbers = columns.span[heads], np.arange(len(heads))
+        columns.head[heads] = numbers
+        again = (columns.head[heads] != numbers).any()
+        columns.head[heads] = heads
+        if again or not spans.all():
             raise UsageError(
                 f"blocks at {columns.offset[heads].tolist()[:4]} are freed a second time",
                 code="double_free",
@@ -235,8 +238,8 @@ class BlockSpace:
         columns.free[slots] = True
         columns.span[heads] = 0
         columns.name[slots] = None
-        for size, count in zip(*np.unique(columns.size[slots], return_counts=True), strict=True):
-            self._free[int(size)] += int(count)
+        for size in self._free:
+            self._free[size] += len(slots) if len(self._free) == 1 else int((columns.size[slots] == size).sum())
         freed = np.bincount(columns.slab[slots], minlength=len(self.slabs))
         self._held -= freed
         for number in np.flatnonzero((freed > 0) & (self._held == 0)).tolist():
@@ -245,9 +248,8 @@ class BlockSpace:
     def _unassign(self, number: int) -> None:
         slab, columns = self.slabs[number], self.slots
         left = self._free[slab.block_nbytes] - slab.blocks
-        if left or self._belongs(slab.block_nbytes, but=number):
-            self._free[slab.block_nbytes] = left
-        else:
+        self._free[slab.block_nbytes] = left
+        if not left and not self._belongs(slab.block_nbytes, but=number):
             del self._free[slab.block_nbytes]
         columns.free[slab.base : slab.base + slab.blocks] = False
         self._unused.setdefault(slab.blocks, []).append(slab.base)

@@ -206,7 +206,7 @@ class HostTier:
         slots = slots_of(victims, self._slots.span[victims])
         slots = slots[self._slots.visible[slots]]
         self._counts["evicted"] += len(slots)
-        self._take_away(slots, self._slots.name[slots].tolist())
+        self._take_away(slots, self._slots.name[slots].tolist(), victims)
 
     # --- holding -----------------------------------------------------------------------------------------------------
 
@@ -339,16 +339,20 @@ class HostTier:
         self.on_room()
         return len(gone)
 
-    def _take_away(self, slots: I64, names: list[bytes]) -> None:
+    def _take_away(self, slots: I64, names: list[bytes], whole: I64 | None = None) -> None:
         """Let nobody find these pages any more; their extents are given back unless somebody holds them."""
         for name in names:
             del self._pages[name]
         self._index.evict_all(names)
-        columns, heads = self._slots, self._slots.head[slots]
+        columns = self._slots
         columns.visible[slots] = False
         columns.name[slots] = None
-        np.subtract.at(columns.live, heads, 1)
-        self._idle.settle(np.unique(heads))
+        if whole is None:
+            whole, counts = np.unique(columns.head[slots], return_counts=True)
+            columns.live[whole] -= counts
+        else:  # all that these extents have
+            columns.live[whole] = 0
+        self._idle.settle(whole)
 
     # --- looking -----------------------------------------------------------------------------------------------------
 

@@ -112,6 +112,7 @@ class IndexWriter:
         self._places: dict[bytes, int] = {}
         self._free = bytearray([2**_WAYS - 1]) * buckets  # a bit a way
         self._free_array = np.frombuffer(self._free, np.uint8)
+        self._turn = np.empty(buckets, np.int32)
         self._version = 0
         self._lock = threading.Lock()
         words = self._words
@@ -143,7 +144,7 @@ class IndexWriter:
         """Do as :meth:`publish` for several keys, whose values count up from ``value``; return how many had room."""
         if not 0 <= value <= _MASK - len(keys) + 1:
             raise UsageError(f"value {value} is no unsigned 64-bit number", remedy="pass 0 .. 2**64 - 1")
-        if any(len(key) != KEY_NBYTES for key in keys):
+        if set(map(len, keys)) - {KEY_NBYTES}:
             raise UsageError("a key of another length", code="key", remedy=f"pass {KEY_NBYTES} bytes each")
         with self._lock:
             self._check_open()
@@ -270,13 +271,12 @@ class IndexWriter:
             other = _BITS[free[:, 1]] > _BITS[free[:, 0]]
             bucket = np.where(other, both[left, 1], both[left, 0])
             ways = np.where(other, free[:, 1], free[:, 0])
-            room = ways != 0
-            first = np.unique(bucket, return_index=True)[1]  # one way a bucket at a time
-            first = first[room[first]]
-            self._free_array[bucket[first]] = ways[first] & (ways[first] - 1)
-            taken[left[first]] = _HEADER_WORDS + bucket[first] * _BUCKET_WORDS + _LOWEST[ways[first]]
-            room[first] = False
-            left = left[room]
+            self._turn[bucket] = left
+            turn = self._turn[bucket] == left  # one way a bucket at a time
+            taken[left[turn]] = _HEADER_WORDS + bucket[turn] * _BUCKET_WORDS + _LOWEST[ways[turn]]
+            self._free_array[bucket[turn]] = ways[turn] & (ways[turn] - 1)
+            left = left[~turn & (ways != 0)]
+        taken[taken < _HEADER_WORDS] = -1  # where there was no way
         return taken
 
 

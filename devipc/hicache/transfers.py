@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from itertools import compress
 
 import numpy as np
 import numpy.typing as npt
@@ -141,7 +142,8 @@ class _TransferOp(EngineOp, ABC):
             return
         self.step(Event.FENCE_READY)
         self._nbytes = nbytes
-        self._job = self._lane.copies.start(self.pool, self.direction, self.pages[moving], places, self.fence)
+        pages = self.pages if moving.all() else self.pages[moving]
+        self._job = self._lane.copies.start(self.pool, self.direction, pages, places, self.fence)
         self._lane.took_off(nbytes)
 
     def _time_out(self, doing: str) -> None:
@@ -218,6 +220,7 @@ class BackupOp(_TransferOp):
         super().__init__(request, *arguments, **options)  # type: ignore[arg-type]
         self._cancel = request.cancel
         self._partial = request.partial
+        self._fitting = len(self.pages)
         self._reservation: Reservation | None = None
         if request.confirmed:
             self.step(Event.CONFIRMED)
@@ -234,26 +237,26 @@ class BackupOp(_TransferOp):
                     remedy="back up fewer pages at once, ask for a partial backup, or give the host tier more memory",
                 )
             self.results[capacity:] = PageResult.NO_ROOM
+            self._fitting = capacity
         self.step(Event.ADMIT)
 
     def moving(self) -> npt.NDArray[np.bool_]:
         """All pages but those that are there, or do not fit."""
-        left_out = self.results == PageResult.NO_ROOM
-        self.results[~left_out] = PageResult.NOT_DONE
-        present = self._tier.present(self.names) & ~left_out
-        self.results[present] = PageResult.PRESENT
-        return np.asarray(~(present | left_out))
+        present = self._tier.present(self.names)
+        moving = ~present
+        moving[self._fitting :] = False
+        self.results[: self._fitting] = np.where(present[: self._fitting], PageResult.PRESENT, PageResult.NOT_DONE)
+        return moving
 
     def places(self, moving: npt.NDArray[np.bool_]) -> Places | None:
         """Reserve; the deadline limits how long that may be tried."""
-        chosen = np.flatnonzero(moving)
         try:
             self._reservation = self._tier.reserve(
                 self.holder,
-                [self.names[number] for number in chosen.tolist()],
+                self.names if moving.all() else list(compress(self.names, moving.tolist())),
                 namespace=self.pool.namespace,
                 block_nbytes=self.pool.block_nbytes,
-                runs=page_runs(self.pages[moving])[1].tolist(),
+                runs=page_runs(self.pages[moving])[1],
             )
         except ResourceExhausted as error:
             self.error = error  # what a deadline will name as the cause
