@@ -114,6 +114,12 @@ class PageRuns:
         index = None if self.index is None else self.index[at]
         return PageRuns(self.page[at], self.base[at], span, index, length, self.block_nbytes)
 
+    def part(self, begin: int, end: int) -> PageRuns:
+        """Return runs ``begin .. end - 1``."""
+        at = slice(begin, end)
+        span, index, length = (one if one is None else one[at] for one in (self.span, self.index, self.length))
+        return PageRuns(self.page[at], self.base[at], span, index, length, self.block_nbytes)
+
     def cut(self, most: int) -> PageRuns:
         """Return the same pages in runs of at most ``most``."""
         if self.length is None or int(self.length.max()) <= most:

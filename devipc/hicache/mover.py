@@ -19,7 +19,7 @@ from devipc.hicache.arena import HostArena
 from devipc.hicache.fan import Fan
 from devipc.hicache.hosttier import HostTier
 from devipc.hicache.layout import PoolLayout
-from devipc.hicache.planner import LAYER_GROUPS, CopyPlan, Direction, HostPages, Planner
+from devipc.hicache.planner import LAYER_GROUPS, Direction, HostPages, Planner
 from devipc.hicache.records import Places
 from devipc.interfaces.transfer import DeviceTransfer, Marker, Stream
 from devipc.memfd import SharedMap
@@ -27,6 +27,7 @@ from devipc.memfd import SharedMap
 __all__ = ["BouncedMover", "MarkerPool", "Mover", "PinnedMover"]
 
 _PAUSE_S = 50e-6
+_PART_RUNS = 512
 _log = logging.getLogger("devipc.hicache")
 
 
@@ -105,7 +106,8 @@ class Mover(Protocol):
     ) -> None:
         """Put the copies of ``pages`` on ``stream``; call ``on_group(k)`` behind those of layer group ``k`` (from 0).
 
-        A backup has one group. What was put there before an error stays there: wait for it.
+        Of groups that are submitted as one, only the last is told. A backup has one group. What was put there before
+        an error stays there: wait for it.
         """
         ...
 
@@ -113,12 +115,6 @@ class Mover(Protocol):
 def _regions(regions: Sequence[int]) -> list[int] | None:
     """Give every chunk that is mapped alone a region of its own."""
     return [region or -1 - number for number, region in enumerate(regions)] or None
-
-
-def _submit(fan: Fan, stream: Stream, plan: CopyPlan, on_group: Callable[[int], None]) -> None:
-    for group, copies in enumerate(plan.groups):
-        fan.put(stream, copies)
-        on_group(group)
 
 
 def _check_places(places: Places, page_nbytes: int, arena_nbytes: int) -> None:
@@ -185,8 +181,12 @@ class PinnedMover:
     ) -> None:
         """See :class:`Mover`."""
         host = HostPages.extents(places.offset + self._arena.address, places.span, places.index)
-        plan = planner.plan(direction, pages, host, by_layer_group=direction is Direction.RESTORE)
-        _submit(self._fan, stream, plan, on_group)
+        by_layer_group = direction is Direction.RESTORE
+        # Each list is made while the copies of those before it run.
+        for copies, end in planner.copies(direction, pages, host, by_layer_group=by_layer_group, part_runs=_PART_RUNS):
+            self._fan.put(stream, copies)
+            if end:
+                on_group(end - 1 if by_layer_group else 0)
 
 
 class BouncedMover:
@@ -256,7 +256,8 @@ class BouncedMover:
             plan = planner.plan(direction, part, HostPages.blocks(slots))
             if direction is Direction.RESTORE:
                 self._shift(slots, places, start, pieces, to_arena=False)
-            _submit(self._fan, stream, plan, lambda _group: None)
+            for copies in plan.groups:
+                self._fan.put(stream, copies)
             self._await(stream)
             if direction is Direction.BACKUP:
                 self._shift(slots, places, start, pieces, to_arena=True)

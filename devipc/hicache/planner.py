@@ -7,7 +7,7 @@ addresses as numbers, issues nothing, and makes no Python object per page.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from devipc.errors import BoundsError, UsageError
 from devipc.hicache.expand import Assembly, CopyList, PageRuns
+from devipc.hicache.grouping import Load, cut
 from devipc.hicache.layout import PoolLayout
-from devipc.hicache.strips import Cell, CostModel, Limits, Strips, cells_of, compile_strips
+from devipc.hicache.strips import CostModel, Limits, Strips, cells_of, compile_strips
 from devipc.types import HandleKind
 
 __all__ = ["LAYER_GROUPS", "CopyPlan", "Direction", "HostPages", "Planner", "layer_groups", "page_runs"]
@@ -82,12 +83,14 @@ class HostPages:
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """What to submit, in order: one list a layer group (a single one unless groups were asked for).
+    """What to submit, in order: one list unless layer groups were asked for.
 
     Parameters
     ----------
     groups : tuple of CopyList
         A fence may be signalled behind each.
+    ends : tuple of int
+        How many layer groups are complete behind each.
     page_count, nbytes : int
         What is moved.
     cost : CostModel
@@ -95,6 +98,7 @@ class CopyPlan:
     """
 
     groups: tuple[CopyList, ...]
+    ends: tuple[int, ...]
     page_count: int
     nbytes: int
     cost: CostModel
@@ -211,14 +215,34 @@ class Planner:
         self._arena = arena
         self.groups = layer_groups(layout.layers, groups)
         cells = cells_of(layout, addresses, regions)
-        self._whole = self._tables([cell for _, cell in cells])
-        self._by_group = tuple(self._tables([c for layer, c in cells if layer in group]) for group in self.groups)
+        group_of = {layer: number for number, group in enumerate(self.groups) for layer in group}
+        self._cells = [(group_of[layer], cell) for layer, cell in cells]
+        self._ranges: dict[tuple[int, int], _Tables] = {}
+        self._cuts: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
+        self._cut(1, 1)  # makes the tables that most plans need
 
-    def _tables(self, cells: list[Cell]) -> _Tables:
-        return _Tables(
-            compile_strips(cells, limits=self._limits, cost=self.cost, block_nbytes=self.block_nbytes),
-            compile_strips(cells, limits=self._limits, cost=self.cost),
-        )
+    def _tables(self, begin: int, end: int) -> _Tables:
+        """Return the tables of layer groups ``begin .. end - 1``, made once."""
+        found = self._ranges.get((begin, end))
+        if found is None:
+            cells = [cell for group, cell in self._cells if begin <= group < end]  # in the order of host memory
+            found = self._ranges[begin, end] = _Tables(
+                compile_strips(cells, limits=self._limits, cost=self.cost, block_nbytes=self.block_nbytes),
+                compile_strips(cells, limits=self._limits, cost=self.cost),
+            )
+        return found
+
+    def _cut(self, page_count: int, run_count: int) -> tuple[tuple[int, int], ...]:
+        """Return the layer groups that are submitted as one, for about so many pages in so many runs."""
+        pages, length = (number.bit_length() - 1 for number in (page_count, page_count // run_count))
+        found = self._cuts.get((pages, length))
+        if found is None:
+            found = self._cuts[pages, length] = cut(
+                2**pages,
+                len(self.groups),
+                lambda begin, end: Load.of(self._tables(begin, end).blocks, self.cost, 2**-length),
+            )
+        return found
 
     def plan(
         self, direction: Direction, pages: AnyIntegers, host: HostPages, *, by_layer_group: bool = False
@@ -234,7 +258,7 @@ class Planner:
         host : HostPages
             One place a page.
         by_layer_group : bool
-            One list for each of ``groups`` instead of one for all.
+            One list for each layer group, or for several where a list of their own would cost too much.
 
         Raises
         ------
@@ -244,21 +268,57 @@ class Planner:
         UsageError
             For arrays of another shape or type.
         """
+        made = list(self.copies(direction, pages, host, by_layer_group=by_layer_group))
+        lists, ends = zip(*made, strict=True)
+        return CopyPlan(lists, ends, len(pages), len(pages) * self.page_nbytes, self.cost)
+
+    def copies(
+        self,
+        direction: Direction,
+        pages: AnyIntegers,
+        host: HostPages,
+        *,
+        by_layer_group: bool = False,
+        part_runs: int = 0,
+    ) -> Iterator[tuple[CopyList, int]]:
+        """Yield the lists of :meth:`plan` one by one, so that each can be submitted before the next is made.
+
+        Parameters and errors as there; errors come before the first list.
+
+        Parameters
+        ----------
+        part_runs : int
+            Most runs of pages in one list; 0: no limit.
+
+        Yields
+        ------
+        copies : CopyList
+            What to submit.
+        end : int
+            How many layer groups are complete behind it; 0 within one.
+        """
         ids = _unsigned("pages", pages)
         if len(ids) != len(host.base):
             raise UsageError(f"{len(ids)} pages and {len(host.base)} host places", code="shape", remedy="pass pairs")
+        count = len(self.groups)
         if not len(ids):
-            return CopyPlan(tuple(CopyList.empty() for _ in (self.groups if by_layer_group else (0,))), 0, 0, self.cost)
+            yield CopyList.empty(), count
+            return
         self._check_pages(direction, ids)
         self._check_host(direction, host)
         classes = PageRuns.classify(ids, host.base, host.span, host.index, self.block_nbytes)
-        lists = []
-        for tables in self._by_group if by_layer_group else (self._whole,):
-            assembly = Assembly(self._limits, self.cost, to_host=direction is Direction.BACKUP)
-            for runs in classes:
-                assembly.add(runs, tables.blocks if runs.span is None else tables.extents)
-            lists.append(assembly.done())
-        return CopyPlan(tuple(lists), len(ids), len(ids) * self.page_nbytes, self.cost)
+        run_count = sum(len(runs.page) for runs in classes)
+        parts = [classes]
+        if 0 < part_runs < run_count:
+            starts = [(runs, at) for runs in classes for at in range(0, len(runs.page), part_runs)]
+            parts = [[runs.part(at, at + part_runs)] for runs, at in starts]
+        for begin, end in self._cut(len(ids), run_count) if by_layer_group else ((0, count),):
+            tables = self._tables(begin, end)
+            for number, part in enumerate(parts, 1):
+                assembly = Assembly(self._limits, self.cost, to_host=direction is Direction.BACKUP)
+                for runs in part:
+                    assembly.add(runs, tables.blocks if runs.span is None else tables.extents)
+                yield assembly.done(), end if number == len(parts) else 0
 
     def _check_pages(self, direction: Direction, ids: U64) -> None:
         ordered = np.sort(ids)

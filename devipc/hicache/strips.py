@@ -40,7 +40,8 @@ class CostModel:
     """What copies cost, in seconds, beside their bytes; used to choose among forms and to estimate a plan.
 
     The defaults were read on one H200 over PCIe 5 x16 on 2026-11-29 (a driver call from Python about 4 us, a row 30 to
-    65 ns, an entry of a batch .5 to .9 us, 55 GB/s); a measurement of the device at hand should replace them.
+    65 ns, an entry of a batch .5 to .9 us, of which the device's are .46 us, 55 GB/s); a measurement of the device at
+    hand should replace them.
 
     Parameters
     ----------
@@ -52,12 +53,15 @@ class CostModel:
         One entry of a batch; infinity where there is no batch call.
     byte_s : float
         One byte.
+    copy_s : float
+        One copy of any form, on the device: what small ones leave between them.
     """
 
     call_s: float = 4e-6
     row_s: float = 45e-9
     entry_s: float = 0.7e-6
     byte_s: float = 1 / 55e9
+    copy_s: float = 0.5e-6
 
 
 @dataclass(frozen=True, slots=True)

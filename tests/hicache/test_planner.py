@@ -186,11 +186,52 @@ def test_pitch_limit_turns_strips_into_batches() -> None:
 
 
 def test_layer_groups_are_delivered_one_after_the_other() -> None:
-    layout = llama()
+    layout = llama(page_tokens=64)
     planner = planner_for(layout)
     assert [len(group) for group in planner.groups] == [1, 2, 4, 8, 17]
     plan = planner.plan(Direction.RESTORE, random_pages(20), blocks(20, layout.page_nbytes), by_layer_group=True)
-    assert [group.total_nbytes // (20 * 65536) for group in plan.groups] == [1, 2, 4, 8, 17]
+    assert [group.total_nbytes // (20 * 4 * 65536) for group in plan.groups] == [1, 2, 4, 8, 17]
+    assert plan.ends == (1, 2, 3, 4, 5)
+
+
+@pytest.mark.parametrize(("page_tokens", "ends"), [(64, (1, 2, 3, 5)), (16, (1, 5)), (1, (5,))])
+def test_groups_whose_own_copies_would_cost_too_much_are_submitted_as_one(
+    page_tokens: int, ends: tuple[int, ...]
+) -> None:
+    """By the cost model: 4,096 tokens of small pages are so many copies that only the first layer is apart, or none."""
+    count = 4096 // page_tokens
+    layout = llama(page_tokens=page_tokens, pages=2 * count + 1)
+    where = random_pages(count, 2 * count + 1), blocks(count, layout.page_nbytes)
+    plan = planner_for(layout).plan(Direction.RESTORE, *where, by_layer_group=True)
+    assert plan.ends == ends
+    assert sum(group.total_nbytes for group in plan.groups) == plan.nbytes == 4096 * 32 * 4096
+    whole = planner_for(layout).plan(Direction.RESTORE, *where)
+    assert len(whole.groups) == 1
+    extra = sum(len(group.strided) + len(group.nbytes) for group in plan.groups) - count
+    assert extra * plan.cost.copy_s <= 0.04 * whole.nbytes * plan.cost.byte_s
+
+
+def test_neighbours_leave_room_for_more_groups() -> None:
+    layout = llama(page_tokens=1, pages=8192)
+    host = HostPages.one_extent(ARENA, 4096)
+    plan = planner_for(layout).plan(Direction.RESTORE, np.arange(1, 4097), host, by_layer_group=True)
+    assert plan.ends == (1, 2, 3, 4, 5)
+
+
+def test_a_list_in_parts_is_the_same_copies() -> None:
+    layout = llama()
+    ids = np.concatenate((np.arange(100, 140), random_pages(30, 90)))
+    host = HostPages.blocks(ARENA + np.arange(70) * layout.page_nbytes)
+    planner = planner_for(layout)
+    for direction in Direction:
+        whole = planner.plan(direction, ids, host, by_layer_group=True)
+        parts = list(planner.copies(direction, ids, host, by_layer_group=True, part_runs=4))
+        assert [end for _, end in parts if end] == list(whole.ends)
+        assert len(parts) > 2 * len(whole.ends)
+        for columns in ("strided", "dst", "src", "nbytes"):
+            found = np.concatenate([getattr(copies, columns) for copies, _ in parts])
+            wanted = np.concatenate([getattr(copies, columns) for copies in whole.groups])
+            assert sorted(found.tolist()) == sorted(wanted.tolist())
 
 
 @pytest.mark.parametrize(

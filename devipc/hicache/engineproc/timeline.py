@@ -90,9 +90,10 @@ class JobFence:
 
     def signal(self, stream: Stream, n: int) -> None:
         """See :class:`~devipc.hicache.requests.SignalledFence`."""
+        first = not self._signalled  # it may stand for several layer groups
         self._signalled = self._base + n - 1
         self._timeline.signal(stream, self._signalled)
-        if n == 1:
+        if first:
             self._tell()
 
     def finish(self, stream: Stream) -> None:
