@@ -13,7 +13,7 @@ from typing import Any
 
 from devipc_cuda import driver, streams
 
-from devipc.conformance import BackendProfile, Deviation
+from devipc.conformance import BackendProfile
 from devipc.types import HandleKind, Strategy
 
 __all__ = ["forgetful", "lenient", "simulated", "whole_device"]
@@ -47,20 +47,11 @@ whole_device = BackendProfile(
     expected_skips=ONE_DEVICE | NO_SLICE | NO_DESCRIPTORS | PLACED_BY_THE_DRIVER,
     capture=capture,
     hidden={"CUDA_VISIBLE_DEVICES": "-1"},
-    deviations=(
-        Deviation(
-            "CRASH-065",
-            "the driver keeps files in /dev/shm that outlive a killed process and serve the next one (H200, driver 580,"
-            " 2026-11-29); memory that the next one shares is right all the same",
-            "https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#interprocess-communication",
-        ),
-    ),
 )
 
 simulated = dataclasses.replace(
     whole_device,
     simulated=True,
-    deviations=(),
     expected_skips=whole_device.expected_skips - ONE_DEVICE,
     reordered={"CUDA_VISIBLE_DEVICES": "1,0"},
 )
