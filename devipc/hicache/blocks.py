@@ -39,14 +39,16 @@ class Slab:
         Bytes from the start of the arena, and its length.
     block_nbytes : int
         Size of its blocks.
-    base : int
-        Slot of its first block, while it belongs to a size.
+    base, last_nbytes : int
+        Slot of its first block, and the size of blocks that it was numbered for; kept when it belongs to nobody, since
+        it will mostly have the same size again.
     """
 
     offset: int
     nbytes: int
     block_nbytes: int = 0
     base: int = 0
+    last_nbytes: int = 0
 
     @property
     def blocks(self) -> int:
@@ -144,7 +146,7 @@ class BlockSpace:
         self._sizes = Counter(slab.nbytes for slab in self.slabs)
         self._empty_sizes = self._sizes.copy()
         self._free: dict[int, int] = {}
-        self._unused: dict[int, list[int]] = {}  # by blocks: first slots of slabs that were given back
+        self._unused: dict[int, list[int]] = {}  # by blocks: first slots of ranges that no slab has
 
     def capacity(self, block_nbytes: int) -> int:
         """Return how many blocks of this size there are when nobody else has any."""
@@ -207,13 +209,23 @@ class BlockSpace:
         self._empty_sizes[slab.nbytes] -= 1
         slab.block_nbytes = block_nbytes
         blocks = slab.blocks
-        unused = self._unused.get(blocks)
-        slab.base = unused.pop() if unused else columns.grow(blocks + 1)
-        own = slice(slab.base, slab.base + blocks)
-        columns.offset[own] = np.arange(slab.offset, slab.offset + blocks * block_nbytes, block_nbytes)
-        columns.slab[own], columns.size[own], columns.free[own] = number, block_nbytes, True
+        if slab.last_nbytes != block_nbytes:
+            self._number(number)
+        columns.free[slab.base : slab.base + blocks] = True
         self._free[block_nbytes] = self._free.get(block_nbytes, 0) + blocks
         return number
+
+    def _number(self, number: int) -> None:
+        """Give the blocks of a slab slots."""
+        slab, columns = self.slabs[number], self.slots
+        if slab.last_nbytes:
+            self._unused.setdefault(slab.nbytes // slab.last_nbytes, []).append(slab.base)
+        size, blocks = slab.block_nbytes, slab.blocks
+        unused = self._unused.get(blocks)
+        slab.base, slab.last_nbytes = unused.pop() if unused else columns.grow(blocks + 1), size
+        own = slice(slab.base, slab.base + blocks)
+        columns.offset[own] = np.arange(slab.offset, slab.offset + blocks * size, size)
+        columns.slab[own], columns.size[own] = number, size
 
     def free(self, heads: I64) -> None:
         """Give extents back.
@@ -252,7 +264,6 @@ class BlockSpace:
         if not left and not self._belongs(slab.block_nbytes, but=number):
             del self._free[slab.block_nbytes]
         columns.free[slab.base : slab.base + slab.blocks] = False
-        self._unused.setdefault(slab.blocks, []).append(slab.base)
         slab.block_nbytes = 0
         self._empty[number] = None
         self._empty_sizes[slab.nbytes] += 1
