@@ -28,7 +28,7 @@ from devipc.hicache.fan import Fan
 from devipc.hicache.hosttier import HostTier
 from devipc.hicache.keys import KEY_NBYTES, Namespace
 from devipc.hicache.local import LocalEngine, LocalLink
-from devipc.hicache.planner import Planner
+from devipc.hicache.mover import PinnedMover
 from devipc.hicache.pools import Pool
 from devipc.hicache.session import Session
 from devipc.hicache.transfers import BackupOp, RestoreOp
@@ -46,7 +46,7 @@ PARTS: dict[str, tuple[tuple[type, str], ...]] = {
         (HostTier, "present"),
         (HostTier, "hold"),
         (HostTier, "reserve"),
-        (Planner, "plan"),
+        (PinnedMover, "move"),
     ),
     "completion to visible": ((HostTier, "commit"), (HostTier, "release")),
 }

@@ -11,6 +11,7 @@ together are an *extent*, which is named by its first slot, its *head*.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -318,6 +319,12 @@ def _fit(free: I64, lengths: I64) -> tuple[I64, I64]:
     rest: list[tuple[int, int]] = []
     for length in np.unique(lengths)[::-1].tolist():
         wanted = np.flatnonzero(lengths == length)
+        if length == 1 and not rest:  # the last, and mostly the most
+            left = slots_of(starts[sizes > 0], sizes[sizes > 0])[: len(wanted)]
+            which.append(wanted)
+            heads.append(left)
+            spans.append(np.ones(len(wanted), np.int64))
+            break
         fits = sizes // length
         ends = np.cumsum(fits)
         count = min(len(wanted), int(ends[-1]))
@@ -347,8 +354,7 @@ def _pieces(wanted: list[tuple[int, int]], left: list[tuple[int, int]]) -> list[
             found.append((number, start, span))
             missing -= span
             if size > span:
-                left.append((size - span, start + span))
-                left.sort()
+                insort(left, (size - span, start + span))
     return found
 
 

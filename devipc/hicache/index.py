@@ -53,7 +53,7 @@ _LOW = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
 _TWO = np.uint64(2)
 _NO_MARK = np.uint64(0)
-_FEW = 8  # below, entries are placed one by one
+_FEW = 24  # entries that are not worth an array
 _BITS = np.array([number.bit_count() for number in range(2**_WAYS)], np.uint8)
 _LOWEST = np.array([(number & -number).bit_length() - 1 for number in range(2**_WAYS)], np.int64)  # -1 for none
 
@@ -160,12 +160,12 @@ class IndexWriter:
 
     def _publish_one(self, key: bytes, value: int) -> bool:
         first, second = int.from_bytes(key[:8], "little"), int.from_bytes(key[8:], "little")
-        place = self._places.get(key)
-        if place is None:
-            place = self._take_one(first, second)
-            if place is None:
-                return False
-            self._places[key] = place
+        place = self._places.get(key, -1)
+        if place < 0 and len(self._places) < self.max_entries:
+            place = self._way(first, second)
+        if place < 0:
+            return False
+        self._places[key] = place
         self._version = version = self._version % 0xFFFFFFFF + 1
         words = self._words
         words[place + _MARK] = 0
@@ -248,25 +248,23 @@ class IndexWriter:
         if self._map.closed:
             raise ClosedError("the index is closed", remedy="make a new one; readers get its epoch and descriptor")
 
-    def _take_one(self, first: int, second: int) -> int | None:
-        """Reserve a way in the emptier of the key's two buckets."""
-        if len(self._places) >= self.max_entries:
-            return None
+    def _way(self, first: int, second: int) -> int:
+        """Reserve a way in the emptier of a key's two buckets; -1 where both are full."""
         bucket, other = first & self._bucket_mask, second & self._bucket_mask
         if self._free[other].bit_count() > self._free[bucket].bit_count():
             bucket = other
         free = self._free[bucket]
         if not free:
-            return None
+            return -1
         self._free[bucket] = free & (free - 1)
         return _HEADER_WORDS + bucket * _BUCKET_WORDS + (free & -free).bit_length() - 1
 
     def _take(self, halves: U64) -> I64:
-        """Do the same for many keys; -1 where there is none."""
+        """Reserve a way for each of many keys, as far as the index has room; -1 where there is none."""
         taken = np.full(len(halves), -1, np.int64)
         both = (halves & np.uint64(self._bucket_mask)).astype(np.int64)
         left = np.arange(min(len(halves), self.max_entries - len(self._places)))
-        while len(left):
+        while len(left) > _FEW:
             free = self._free_array[both[left]]
             other = _BITS[free[:, 1]] > _BITS[free[:, 0]]
             bucket = np.where(other, both[left, 1], both[left, 0])
@@ -276,6 +274,8 @@ class IndexWriter:
             taken[left[turn]] = _HEADER_WORDS + bucket[turn] * _BUCKET_WORDS + _LOWEST[ways[turn]]
             self._free_array[bucket[turn]] = ways[turn] & (ways[turn] - 1)
             left = left[~turn & (ways != 0)]
+        for at, (first, second) in zip(left.tolist(), halves[left].tolist(), strict=True):
+            taken[at] = self._way(first, second)
         taken[taken < _HEADER_WORDS] = -1  # where there was no way
         return taken
 
