@@ -1,16 +1,20 @@
 """A runtime in this process: pages, model, and transfers through the cache's client.
 
-Owns all device ordering. Restores are started when a batch is announced, on the engine's own stream; the computation
-waits for a layer group's pages right before the layer that reads them. A batch that waited for a restore which then
-fails is discarded whole, with the one announced behind it: no token leaves, and no page is kept.
+Owns all device ordering: one stream computes, the engine's two copy. Restores are started when a batch is announced;
+the computation waits for a layer group's pages right before the layer that reads them. A batch that waited for a
+restore which then fails is discarded whole, with the one announced behind it: no token leaves, and no page is kept.
 """
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -19,6 +23,7 @@ from devipc.hicache.api import UNFENCED, HiCacheClient, PoolHandle
 from devipc.hicache.keys import KEY_NBYTES, Namespace
 from devipc.hicache.operations import Status
 from devipc.hicache.reference.backups import Backups, keys_of
+from devipc.hicache.reference.config import RuntimeConfig
 from devipc.hicache.reference.decoding import Decoder, Row
 from devipc.hicache.reference.handles import CacheExtentRef, RequestRuntimeHandle
 from devipc.hicache.reference.model import PagedModel, Weights
@@ -38,43 +43,9 @@ from devipc.hicache.ticket import Ticket
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import Stream
 
-__all__ = ["LocalGPURuntime", "RuntimeConfig"]
+__all__ = ["LocalGPURuntime"]
 
 _RESTORE_TIMEOUT_S = 10.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeConfig:
-    """Sizes of a runtime.
-
-    Parameters
-    ----------
-    model, revision : str
-        Names of the weights: pages of others are never taken for theirs.
-    pages : int
-        Pages for requests and kept extents.
-    page_tokens, chunk_tokens, max_requests : int
-        As :class:`~devipc.hicache.reference.runtime.RuntimeLimits`.
-    max_tokens : int
-        Longest sequence.
-    shuffle : int or None
-        Seed that permutes the physical pages.
-    itl_target_s : float or None
-        Time between tokens beyond which backups are throttled.
-    poison : bool
-        Fill pages with NaN before something is restored to them, to prove that it was.
-    """
-
-    model: str
-    revision: str = "1"
-    pages: int = 256
-    page_tokens: int = 16
-    chunk_tokens: int = 16
-    max_requests: int = 8
-    max_tokens: int = 2048
-    shuffle: int | None = None
-    itl_target_s: float | None = None
-    poison: bool = False
 
 
 @dataclass(slots=True)
@@ -93,7 +64,9 @@ class _Announced:
 
 
 class LocalGPURuntime:
-    """Fulfils :class:`~devipc.hicache.reference.runtime.RuntimeInterface` with a device of this process. One thread.
+    """Fulfils :class:`~devipc.hicache.reference.runtime.RuntimeInterface` with a device of this process.
+
+    One thread executes; another one may announce the next batch meanwhile.
 
     Parameters
     ----------
@@ -110,12 +83,19 @@ class LocalGPURuntime:
     def __init__(self, device: Device, weights: Weights, client: HiCacheClient | None, config: RuntimeConfig) -> None:
         self._client = client
         self._config = config
+        self._lock = threading.RLock()  # of everything but tensors: not held while something is computed
         self.pool = KVPool(
             device, weights.shape, pages=config.pages + 1, page_tokens=config.page_tokens, dtype=weights.embed.dtype
         )
         self._model = PagedModel(weights, self.pool.k, self.pool.v, max_tokens=config.max_tokens)
         self._decoder = Decoder(self._model, max_requests=config.max_requests)
-        self._stream = self._compute_stream(device)
+        self._torch_stream: torch.cuda.Stream | None = None
+        self._stream: Stream | None = None
+        if self.pool.k.device.type != "cpu":
+            assert device.transfer is not None
+            torch.cuda.synchronize(self.pool.k.device)  # weights and pool were made on another stream
+            self._torch_stream = torch.cuda.Stream(self.pool.k.device)  # type: ignore[no-untyped-call]
+            self._stream = device.transfer.wrap_stream(self._torch_stream)
         namespace = Namespace.of(
             self.pool.built.layout, model=config.model, revision=config.revision, dtype=str(weights.embed.dtype)
         )
@@ -136,11 +116,9 @@ class LocalGPURuntime:
         )
         self._begin()
 
-    def _compute_stream(self, device: Device) -> Stream | None:
-        if self.pool.k.device.type == "cpu":
-            return None
-        assert device.transfer is not None
-        return device.transfer.wrap_stream(torch.cuda.current_stream())
+    def _computing(self) -> contextlib.AbstractContextManager[Any]:
+        """Let torch use the stream that computes."""
+        return contextlib.nullcontext() if self._torch_stream is None else torch.cuda.stream(self._torch_stream)
 
     def _begin(self) -> None:
         self.runtime_id = secrets.token_hex(8)
@@ -150,6 +128,7 @@ class LocalGPURuntime:
         self._announced: deque[_Announced] = deque()
         self._backups = Backups(self._client, self._handle, self._table, self.pool.page_nbytes, ready=self._ready)
         self._epoch = 0
+        self._free_since: ReadyPoint | None = None
         self._restored = self._computed = self._decoded = 0
 
     # --- identifiers -------------------------------------------------------------------------------------------------
@@ -162,6 +141,10 @@ class LocalGPURuntime:
 
     def prepare_batch(self, plan: BatchPlan) -> PreparedBatchHandle:
         """See the module, and :class:`~devipc.hicache.reference.runtime.RuntimeInterface`."""
+        with self._lock:
+            return self._prepare(plan)
+
+    def _prepare(self, plan: BatchPlan) -> PreparedBatchHandle:
         announced = _Announced(plan, self._epoch)
         self._announced.append(announced)
         for one in plan.open:
@@ -189,10 +172,18 @@ class LocalGPURuntime:
         slot.pages.extend(pages)
         slot.length += count * self._config.page_tokens
         physical = self._table.physical(pages)
+        # Free pages were free before the batch that computes now was begun: a restore need not wait for that one.
+        ready = self._free_since
         if self._config.poison:
-            self.pool.fill(physical, float("nan"))
+            with self._computing():
+                self.pool.fill(physical, float("nan"))
+            ready = None
         ticket = self._client.restore(
-            self._handle, keys_of(order.keys), physical, ready=self._ready(), timeout_s=_RESTORE_TIMEOUT_S
+            self._handle,
+            keys_of(order.keys),
+            physical,
+            ready=self._ready() if ready is None else ready,
+            timeout_s=_RESTORE_TIMEOUT_S,
         )
         return _Restoring(order.handle, ticket, pages)
 
@@ -212,6 +203,10 @@ class LocalGPURuntime:
 
     def execute_batch(self, handle: PreparedBatchHandle) -> BatchCompletion:
         """See :class:`~devipc.hicache.reference.runtime.RuntimeInterface`."""
+        with self._lock, self._computing():
+            return self._execute(handle)
+
+    def _execute(self, handle: PreparedBatchHandle) -> BatchCompletion:
         announced = self._announced.popleft()
         plan = announced.plan
         if handle.number != plan.number:
@@ -224,7 +219,9 @@ class LocalGPURuntime:
             return BatchCompletion(number=plan.number, discarded=True, found=found)
         announced.restoring += [self._restore(order) for order in announced.late]
         waiting = {one.handle: one.ticket for one in announced.restoring}
+        self._free_since = self._ready()
         sampled = self._compute(plan, waiting)
+        self._free_since = None
         compute_s = time.monotonic() - began
         failed = self._settle(announced)
         if failed:
@@ -271,21 +268,34 @@ class LocalGPURuntime:
             slot = self._slots[prefill.handle]
             self._grow(slot, prefill.start + len(prefill.tokens))
             ticket = waiting.get(prefill.handle)
-            logits = self._model.chunk(
-                prefill.tokens,
-                prefill.start,
-                self._table.physical(slot.pages),
-                chunk_tokens=self._config.chunk_tokens,
-                layer_ready=lambda layer, ticket=ticket: self._await_layer(ticket, layer),  # type: ignore[misc]
-            )
+            physical = self._table.physical(slot.pages)
+            with self._unlocked():
+                logits = self._model.chunk(
+                    prefill.tokens,
+                    prefill.start,
+                    physical,
+                    chunk_tokens=self._config.chunk_tokens,
+                    layer_ready=lambda layer, ticket=ticket: self._await_layer(ticket, layer),  # type: ignore[misc]
+                )
+                if prefill.sample:
+                    sampled[prefill.handle] = int(logits.argmax())
             self._computed += len(prefill.tokens)
-            if prefill.sample:
-                sampled[prefill.handle] = int(logits.argmax())
         rows = [self._row(self._slots[decode.handle]) for decode in plan.decode]
         handles = [decode.handle for decode in plan.decode]
-        sampled.update(zip(handles, self._decoder.decode(rows), strict=True))
+        with self._unlocked():
+            tokens = self._decoder.decode(rows)
+        sampled.update(zip(handles, tokens, strict=True))
         self._decoded += len(rows)
         return sampled
+
+    @contextlib.contextmanager
+    def _unlocked(self) -> Iterator[None]:
+        """Let others announce meanwhile; only tensors may be touched here."""
+        self._lock.release()
+        try:
+            yield
+        finally:
+            self._lock.acquire()
 
     def _row(self, slot: Slot) -> Row:
         self._grow(slot, slot.length + 1)
@@ -332,6 +342,11 @@ class LocalGPURuntime:
 
     def stats(self) -> RuntimeStats:
         """See :class:`~devipc.hicache.reference.runtime.RuntimeInterface`."""
+        with self._lock:
+            self._backups.collect()
+            return self._stats()
+
+    def _stats(self) -> RuntimeStats:
         return RuntimeStats(
             free_pages=self._table.free,
             restored_pages=self._restored,

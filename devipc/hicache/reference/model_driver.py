@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from devipc.hicache.api import connect
-from devipc.hicache.reference.local import LocalGPURuntime, RuntimeConfig
+from devipc.hicache.reference.config import RuntimeConfig
+from devipc.hicache.reference.local import LocalGPURuntime
 from devipc.hicache.reference.scheduler import Scheduler
 from devipc.hicache.reference.texts import all_prompts
 from devipc.hicache.reference.weights import load_smollm2

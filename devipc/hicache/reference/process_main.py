@@ -1,6 +1,7 @@
 """The process of a runtime: ``python -m devipc.hicache.reference.process_main <socket>``.
 
-Owns the loop: a plan is announced to the runtime as soon as it comes, and executed when the one before is done.
+Owns the loop: a plan is announced to the runtime as soon as it comes, also while the one before it is computed, so that
+its restores hide behind that one; and executed when the one before is done.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import os
 import queue
 import socket
 import sys
-from collections import deque
 
 import msgspec
 
@@ -35,7 +35,7 @@ class _Server:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._inbox: queue.SimpleQueue[BatchPlan | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[PreparedBatchHandle | BaseException | None] = queue.SimpleQueue()
         self._spec: queue.SimpleQueue[RuntimeSpec | None] = queue.SimpleQueue()
         self._started: queue.SimpleQueue[bytes | DevIPCError] = queue.SimpleQueue()
         self._runtime: LocalGPURuntime | None = None
@@ -53,7 +53,12 @@ class _Server:
         return answer, ()
 
     def _on_plan(self, message: Message) -> None:
-        self._inbox.put(_plans.decode(bytes(message.body)))
+        plan = _plans.decode(bytes(message.body))
+        assert self._runtime is not None
+        try:
+            self._inbox.put(self._runtime.prepare_batch(plan))
+        except BaseException as error:
+            self._inbox.put(error)
 
     def _on_stats(self, _message: Message) -> Reply:
         assert self._runtime is not None
@@ -84,24 +89,10 @@ class _Server:
             self._loop(runtime)
 
     def _loop(self, runtime: LocalGPURuntime) -> None:
-        announced: deque[PreparedBatchHandle] = deque()
-        while True:
-            plan = self._inbox.get() if not announced else self._next()
-            if plan is not None:
-                announced.append(runtime.prepare_batch(plan))
-                continue
-            if not announced:
-                return
-            self._link.notify(COMPLETION, _encode(runtime.execute_batch(announced.popleft())))
-
-    def _next(self) -> BatchPlan | None:
-        try:
-            plan = self._inbox.get_nowait()
-        except queue.Empty:
-            return None
-        if plan is None:
-            self._inbox.put(None)  # the goodbye: for the loop, behind what is announced
-        return plan
+        while (announced := self._inbox.get()) is not None:
+            if isinstance(announced, BaseException):
+                raise announced
+            self._link.notify(COMPLETION, _encode(runtime.execute_batch(announced)))
 
 
 def _main(fd: int) -> None:

@@ -365,6 +365,8 @@ class Scheduler:
         self._announced = None
         for request in self._running:
             request.begin_again()
+        for request in self._waiting:  # what it was asked may have been lost with it
+            request.asked, request.below = False, None
         self._waiting.extendleft(reversed(self._running))
         self._running, self._close, self._release, self._back_up = [], [], [], []
         self._tree.clear()

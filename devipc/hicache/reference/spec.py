@@ -9,7 +9,8 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from devipc.hicache.reference.local import LocalGPURuntime, RuntimeConfig
+from devipc.hicache.reference.config import RuntimeConfig
+from devipc.hicache.reference.local import LocalGPURuntime
 
 __all__ = ["RuntimeSpec", "made_from"]
 

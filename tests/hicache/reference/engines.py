@@ -11,7 +11,8 @@ import torch
 
 from devipc.hicache.api import HiCacheClient, connect
 from devipc.hicache.engine import EngineConfig
-from devipc.hicache.reference.local import LocalGPURuntime, RuntimeConfig
+from devipc.hicache.reference.config import RuntimeConfig
+from devipc.hicache.reference.local import LocalGPURuntime
 from devipc.hicache.reference.request import Finished
 from devipc.hicache.reference.runtime import BatchPlan, RuntimeInterface
 from devipc.hicache.reference.scheduler import Scheduler

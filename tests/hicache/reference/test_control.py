@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devipc.errors import StaleError, UsageError
+from devipc.errors import PeerGone, StaleError, UsageError
 from devipc.hicache.reference.handles import CacheExtentRef, RequestRuntimeHandle
 from devipc.hicache.reference.request import BackupPolicy
 from devipc.hicache.reference.runtime import BatchPlan, OpenRequest
@@ -178,6 +178,25 @@ def test_a_batch_behind_a_discarded_one_is_discarded_too() -> None:
                     assert after.discarded
                     assert not after.sampled
                     assert not after.kept
+
+
+@pytest.mark.parametrize("lost_at", [1, 2, 3])
+def test_what_a_lost_runtime_was_asked_is_asked_again(lost_at: int) -> None:
+    on = device()
+    with cache(on) as client, runtime(on, client) as one:
+        _, expected, _ = answer(one, prompts(2), max_tokens=3)
+        execute, calls = one.execute_batch, []
+
+        def die_once(handle: Any) -> Any:
+            calls.append(1)
+            if len(calls) == lost_at:
+                raise PeerGone("the runtime is gone", remedy="restart it")
+            return execute(handle)
+
+        one.execute_batch = die_once  # type: ignore[method-assign]
+        scheduler, found, _ = answer(one, prompts(2), max_tokens=3)
+        assert scheduler.lost == 1
+        assert texts(found) == texts(expected)
 
 
 def test_what_is_stale_or_never_fits_is_refused() -> None:
