@@ -256,3 +256,33 @@ def footprint(
         columns = ("process", "VmRSS_nbytes", "RssAnon_nbytes", "own_rss_over_control_nbytes", "device_nbytes")
         more = ("device_over_control_nbytes", "torch_loaded")
         _report("footprint", found, opened, settings, results, columns + more, as_json=as_json, out=out)
+
+
+@command.command()
+@_common
+@click.option(
+    "--model",
+    type=click.Choice(["tiny", "smollm2", "llama-3-8b"]),
+    default="tiny",
+    show_default=True,
+    help="Random and small; real and small; random, and of the shape of Llama-3-8B.",
+)
+@_some("--deployment", ("none", "inproc", "daemon", "process"), "none,inproc,daemon,process", "Some of")
+@click.option("--deaths/--no-deaths", default=True, help="Kill the runtime's process and a daemon as well.")
+def engine(
+    *, backend: str, device: str, as_json: bool, out: Path | None, model: str, deployment: tuple[str, ...], deaths: bool
+) -> None:
+    """Run a language model without a cache and with each deployment of it, in turn. Needs torch."""
+    if find_spec("torch") is None:
+        raise CapabilityError("the model needs torch", code="extra", remedy="pip install 'devipc[torch]'")
+    with _device(backend, device) as (found, opened):
+        from dataclasses import asdict
+
+        from devipc.bench.engine import measure_engine
+        from devipc.bench.engines import MODELS
+
+        results = measure_engine(found, opened, model=model, deployments=deployment, deaths=deaths)
+        settings = {"model": model, **asdict(MODELS[model])}
+        columns = ("deployment", "died", "ttft_computed_ms", "ttft_restored_ms", "itl_p50_ms", "itl_p99_ms")
+        more = ("itl_busy_over_quiet_p50", "itl_busy_over_quiet_p99", "scheduler_cpu_us", "longest_step_ms")
+        _report("engine", found, opened, settings, results, columns + more, as_json=as_json, out=out)

@@ -134,3 +134,20 @@ def test_a_model_runs_beside_the_transfers() -> None:
     found = command("interference", "--url", "daemon", "--tokens", "128", "--model", "decode", "--windows", "1")
     assert [row["moved_by"] for row in found["results"]] == ["cache", "gather kernel"]
     assert all(row["steps_quiet"] > 1 and row["steps_busy"] > 1 for row in found["results"])
+
+
+@pytest.mark.long
+@pytest.mark.chaos
+@pytest.mark.timeout(300)
+def test_an_engine_is_measured_in_each_deployment_and_survives_its_parts() -> None:
+    pytest.importorskip("torch")
+    rows = command("engine", "--model", "tiny")["results"]
+    by_name = {row["deployment"]: row for row in rows if "deployment" in row}
+    assert set(by_name) == {"none", "inproc", "daemon", "process"}
+    assert all("ttft_restored_ms" in row for name, row in by_name.items() if name != "none")
+    assert by_name["process"]["messages_per_batch"] == 2
+    for name in ("inproc", "daemon"):
+        assert by_name[name]["moved_gb_per_s"] > 0
+        assert by_name[name]["throttle"]["halved"]
+        assert len(by_name[name]["hiding"]) == 3
+    assert {row["died"]: row["same_answers"] for row in rows if "died" in row} == {"runtime": True, "daemon": True}
