@@ -24,6 +24,7 @@ from devipc.errors import (
     WireError,
 )
 from devipc.hicache.protocol import MAX_FRAME_NBYTES
+from devipc.hicache.waiting import take_turn
 from devipc.wire import MAX_BODY_NBYTES
 
 __all__ = ["MessageTransport"]
@@ -72,6 +73,9 @@ class MessageTransport:
         """See :class:`~devipc.hicache.transport.Transport`."""
         return self._taken
 
+    def announce(self) -> None:
+        """See :class:`~devipc.hicache.transport.Transport`: nobody is woken but by a datagram."""
+
     def push(self, frame: bytes, /, *, timeout_s: float) -> None:
         """See :class:`~devipc.hicache.transport.Transport`."""
         with self._sending:
@@ -104,9 +108,10 @@ class MessageTransport:
     def take(self, *, timeout_s: float) -> bytes:
         """See :class:`~devipc.hicache.transport.Transport`."""
         deadline = Deadline(timeout_s)
-        if not self._turn.acquire(False) and not self._turn.acquire(timeout=deadline.left_s()):
-            raise CompletionTimeout("another thread takes")
+        mine: list[bool] = []
         try:
+            if not take_turn(self._turn, mine) and not take_turn(self._turn, mine, deadline.left_s()):
+                raise CompletionTimeout("another thread takes")
             self._check()
             # Where there is time, the call that receives waits by itself: one system call for a frame.
             waits = not self._own or timeout_s < _WAIT_S
@@ -119,7 +124,8 @@ class MessageTransport:
                 self._check()
                 waits = True
         finally:
-            self._turn.release()
+            if mine and mine[0]:
+                self._turn.release()
         raise CompletionTimeout(f"no frame came for {timeout_s:g} s")
 
     def _receive(self) -> bytes | None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from devipc.deadline import bounded, no_thread
 from devipc.errors import CompletionTimeout, DevIPCError, PeerGone
 from devipc.hicache.transport import Transport
-from devipc.hicache.waiting import Waiters, baton, park, wake
+from devipc.hicache.waiting import Waiters, baton, park, take_turn, wake
 
 __all__ = ["Pump"]
 
@@ -92,28 +92,31 @@ class Pump:
                 return done()
             if self._ended:
                 return park(done, waiters, deadline)
-            if self._turn.acquire(False):
-                try:
+            mine: list[bool] = []
+            try:
+                if take_turn(self._turn, mine):
                     self._drives += 1
                     self._drive(done, deadline)
-                finally:
+            finally:
+                if mine and mine[0]:
                     self._turn.release()
                     self._hand_on()
-            else:
+            if not mine[0]:
                 self._stand_by(done, waiters, deadline)
         return True
 
     def _stand_by(self, done: Callable[[], bool], waiters: Waiters, deadline: float) -> None:
         """Sleep until this thread may take, the operation has changed, or the deadline has passed."""
         mine = baton()
-        waiters.append(mine)
-        self._queue.append(mine)
         try:
+            waiters.append(mine)
+            self._queue.append(mine)
             # Again, now that whoever leaves sees this thread.
             if self._turn.locked() and not self._ended and not done():
                 mine.acquire(timeout=bounded(deadline - time.monotonic()))
         finally:
-            waiters.remove(mine)
+            with contextlib.suppress(ValueError):
+                waiters.remove(mine)
             with contextlib.suppress(ValueError):
                 self._queue.remove(mine)
             if done():  # perhaps it was woken to take, and does not

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import os
 import platform
+import socket
 import struct
 import time
 import zlib
@@ -40,15 +41,15 @@ from devipc.errors import (
     ResourceExhausted,
     UsageError,
 )
-from devipc.hicache.ringend import RECHECK_S, RingEnd
+from devipc.hicache.ringend import RECHECK_S, RingEnd, adopt_bell, make_bells
 from devipc.memfd import PAGE_NBYTES, SharedMap, create_memfd, validate_memfd
 
 __all__ = ["DEFAULT_SPIN_S", "RECHECK_S", "RING_FDS", "RING_VERSION", "Consumer", "Producer", "check_machine"]
 
 RING_VERSION = 1
 """Version of the memory layout; a consumer takes no other."""
-RING_FDS = 4
-"""Descriptors of a ring, in order: slots, arena, and the two that kick the consumer and the producer."""
+RING_FDS = 3
+"""Descriptors of a ring, in order: slots, arena, and the consumer's end of the sockets by which both kick."""
 
 DEFAULT_SPIN_S = 50e-6
 """How long a consumer looks before it sleeps. Waking the other of two idle cores cost about 20 us each way (virtual
@@ -68,7 +69,6 @@ _REST = struct.Struct("<IQQ")  # what the checksum begins with
 _SLOT_HEAD = struct.Struct("<IIQQ")
 _SLOT_HEAD_NBYTES = _SLOT_HEAD.size
 _INLINE = 2**64 - 1
-_EVENTFD = "anon_inode:[eventfd]"
 
 
 def check_machine() -> None:
@@ -115,22 +115,29 @@ class Producer(RingEnd):
         self._arena = Arena(arena_nbytes)
         owned: list[int] = []
         ring: SharedMap | None = None
+        bells: tuple[socket.socket, ...] = ()
         try:
             nbytes = PAGE_NBYTES + slots * slot_nbytes
             owned.append(create_memfd("devipc-ring", nbytes))
             ring = SharedMap(owned[0], nbytes)
             ring.view.cast("Q")[:4] = memoryview(struct.pack("<4Q", _MAGIC, RING_VERSION, slots, slot_nbytes)).cast("Q")
-            owned += [_eventfd(), _eventfd()]
-            super().__init__(ring, (owned[2], owned[1], owned[0]), my_nap=_PRODUCER_NAP, their_nap=_CONSUMER_NAP)
+            bells = make_bells()
+            mine, theirs = bells
+            self._theirs = theirs
+            super().__init__(ring, mine, owned, my_nap=_PRODUCER_NAP, their_nap=_CONSUMER_NAP)
         except BaseException:
-            _give_back(ring, owned, self._arena)
+            _give_back(ring, owned, self._arena, bells)
             raise
 
-    def fds(self) -> tuple[int, int, int, int]:
+    def fds(self) -> tuple[int, int, int]:
         """Return the descriptors for the consumer; they stay the producer's."""
         self._check()
-        mine, theirs, ring = self._fds
-        return ring, self._arena.fd, theirs, mine
+        return self._fds[0], self._arena.fd, self._theirs.fileno()
+
+    def close_in_child(self) -> None:
+        """Close this process's descriptors."""
+        self._theirs.close()
+        super().close_in_child()
 
     def push(self, payload: bytes, /, *, timeout_s: float) -> None:
         """Publish one entry, and wake the consumer if it sleeps. Blocks while the ring is full.
@@ -149,8 +156,9 @@ class Producer(RingEnd):
             When the consumer closed its end, this end was closed, or what :meth:`end` was told.
         """
         deadline = deadline_after(timeout_s)
-        self._enter(deadline)
+        mine: list[bool] = []
         try:
+            self._enter(deadline, mine)
             while True:
                 if self._words[_CONSUMER_CLOSED]:
                     raise _gone("consumer")
@@ -164,7 +172,8 @@ class Producer(RingEnd):
                     )
                 self._check()
         finally:
-            self._turn.release()
+            if mine and mine[0]:
+                self._turn.release()
 
     def _has_room(self) -> bool:
         head = self._words[_HEAD]
@@ -210,7 +219,7 @@ class Consumer(RingEnd):
     Parameters
     ----------
     fds : sequence of int
-        The four descriptors of :meth:`Producer.fds`; owned, also when this raises.
+        The descriptors of :meth:`Producer.fds`; owned, also when this raises.
     limit_nbytes : int
         Size of the largest payload that makes sense; bounds what a peer can make this side allocate.
     spin_s : float
@@ -228,6 +237,7 @@ class Consumer(RingEnd):
         owned = list(fds)
         ring: SharedMap | None = None
         arena: ArenaReader | None = None
+        bell: socket.socket | None = None
         try:
             check_machine()
             if len(owned) != RING_FDS:
@@ -236,12 +246,11 @@ class Consumer(RingEnd):
             self._mask, self._limit_nbytes = slots - 1, limit_nbytes
             self._head = self._seen = 0
             self._spin_s = spin_s
-            for bell in owned[2:]:
-                _check_bell(bell)
-            arena = ArenaReader(owned.pop(1))
-            super().__init__(ring, (owned[1], owned[2]), my_nap=_CONSUMER_NAP, their_nap=_PRODUCER_NAP)
+            bell = adopt_bell(owned.pop())
+            arena = ArenaReader(owned.pop())
+            super().__init__(ring, bell, (), my_nap=_CONSUMER_NAP, their_nap=_PRODUCER_NAP)
         except BaseException:
-            _give_back(ring, owned, arena)
+            _give_back(ring, owned, arena, () if bell is None else (bell,))
             raise
         self._arena = arena
         os.close(owned[0])
@@ -259,8 +268,9 @@ class Consumer(RingEnd):
             When the producer closed its end and all was taken, this end was closed, or what :meth:`end` was told.
         """
         deadline, spun = deadline_after(timeout_s), not self._spin_s
-        self._enter(deadline)
+        mine: list[bool] = []
         try:
+            self._enter(deadline, mine)
             while True:
                 closed = self._words[_PRODUCER_CLOSED]  # before the tail: nothing comes after it
                 if self._published():
@@ -274,7 +284,8 @@ class Consumer(RingEnd):
                     raise CompletionTimeout(f"no entry came for {timeout_s:g} s")
                 self._check()
         finally:
-            self._turn.release()
+            if mine and mine[0]:
+                self._turn.release()
 
     @property
     def taken(self) -> int:
@@ -356,30 +367,15 @@ def _open(fd: int) -> tuple[SharedMap, int, int]:
     return ring, slots, slot_nbytes
 
 
-def _check_bell(fd: int) -> None:
-    try:
-        kind = os.readlink(f"/proc/self/fd/{fd}")
-        os.set_blocking(fd, False)
-    except OSError as error:
-        kind = str(error.strerror)
-    if kind != _EVENTFD:
-        raise HandleError(f"a descriptor of a ring is no eventfd but {kind}", code="not_an_eventfd")
-
-
-def _eventfd() -> int:
-    try:
-        return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-    except OSError as error:
-        raise ResourceExhausted(
-            f"no eventfd ({error.strerror})", code="fds", remedy="raise `ulimit -n` or close what is not used"
-        ) from error
-
-
-def _give_back(ring: SharedMap | None, fds: Sequence[int], arena: Arena | ArenaReader | None) -> None:
+def _give_back(
+    ring: SharedMap | None, fds: Sequence[int], arena: Arena | ArenaReader | None, bells: Sequence[socket.socket]
+) -> None:
     if ring is not None:
         ring.close()
     for fd in fds:
         os.close(fd)
+    for bell in bells:
+        bell.close()
     if arena is not None:
         arena.close()
 

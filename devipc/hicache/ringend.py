@@ -6,23 +6,31 @@ does not know what a slot is.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import select
+import socket
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NoReturn
 
+from devipc.channel.datagram import no_descriptors
 from devipc.channel.identity import close_in_child
 from devipc.deadline import remaining
 from devipc.errors import ClosedError, CompletionTimeout, DevIPCError, ForkError, HandleError, ProtocolError
+from devipc.hicache.waiting import take_turn
 from devipc.memfd import SharedMap
 
-__all__ = ["RECHECK_S", "RingEnd"]
+__all__ = ["RECHECK_S", "RingEnd", "adopt_bell", "make_bells"]
 
 RECHECK_S = 0.05
 """A sleeper looks at the memory at least this often, whether somebody kicked or not."""
+
+_KICKS = 4096
+_ANNOUNCED_S = 0.4e-3
 
 
 class RingEnd(ABC):
@@ -32,17 +40,21 @@ class RingEnd(ABC):
     ----------
     ring : SharedMap
         The memory; owned once this has returned.
+    bell : socket.socket
+        This end of the pair by which both wake each other; owned once this has returned.
     fds : sequence of int
-        The bell of this end and that of the other, then whatever else is to be closed; owned once this has returned.
+        Whatever else is to be closed; owned once this has returned.
     my_nap, their_nap : int
         Words that say who sleeps.
     """
 
-    def __init__(self, ring: SharedMap, fds: Sequence[int], *, my_nap: int, their_nap: int) -> None:
+    def __init__(
+        self, ring: SharedMap, bell: socket.socket, fds: Sequence[int], *, my_nap: int, their_nap: int
+    ) -> None:
         self._map = ring
         self._words = ring.view.cast("Q")
         self._bytes = ring.view
-        self._fds = list(fds)
+        self._bell, self._fds = bell, list(fds)
         self._my_nap, self._their_nap = my_nap, their_nap
         self._naps = self._kicked = 0
         self._ended: DevIPCError | None = None
@@ -50,20 +62,21 @@ class RingEnd(ABC):
         self._turn = threading.Lock()
         self._barrier = threading.Lock()
         self._closing = threading.Lock()  # of the descriptors, which end() may use at any time
-        # Edge-triggered, so that a bell need not be silenced: one system call to sleep, one to wake.
-        self._sleeper = select.epoll()
+        # Edge-triggered: what a peer leaves in the bell, or its end, wakes nobody twice.
         try:
-            self._sleeper.register(fds[0], select.EPOLLIN | select.EPOLLET)
+            self._sleeper = select.epoll()
         except OSError as error:
-            self._sleeper.close()
-            raise HandleError(f"descriptor cannot wake anybody ({error.strerror})", code="not_an_eventfd") from error
+            raise no_descriptors("epoll_create", error) from error
+        self._sleeper.register(bell, select.EPOLLIN | select.EPOLLET)
         close_in_child(self)
 
     # --- sleeping and waking -----------------------------------------------------------------------------------------
 
     def _fence(self) -> None:
-        self._barrier.acquire()  # an atomic instruction: no later load passes an earlier store
-        self._barrier.release()
+        # An atomic instruction: no later load passes an earlier store. No two calls: an interrupt between them would
+        # leave it locked for ever.
+        with self._barrier:
+            pass
 
     def _kick(self) -> None:
         """Wake the other side if it sleeps; once for each of its sleeps."""
@@ -71,15 +84,26 @@ class RingEnd(ABC):
         nap = self._words[self._their_nap]
         if nap and nap != self._kicked:
             self._kicked = nap
-            self._ring(self._fds[1])
+            self._ring()
 
-    def _ring(self, bell: int) -> None:
-        # Nobody but a peer that makes the bell blocking and fills it could hold this up; no flag of one call forbids
-        # that, so peers that are not trusted that far get messages instead.
+    def announce(self) -> None:
+        """Wake the other side if it sleeps: what it sleeps for is about to come, and it looks for that a moment.
+
+        Never blocks, raises nothing, and need not be kept to. Waking takes as long as what comes first.
+        """
+        mine: list[bool] = []
         try:
-            os.eventfd_write(bell, 1)
-        except BlockingIOError:  # nobody empties it: a counter that is full is a kick that is there already
-            pass
+            if take_turn(self._turn, mine) and self._ended is None:
+                self._kick()
+        finally:
+            if mine and mine[0]:
+                self._turn.release()
+
+    def _ring(self) -> None:
+        # Each call says that it does not wait: the flag of an eventfd would be the peer's to change, and whoever
+        # answers has others to look after.
+        with contextlib.suppress(OSError):  # full of kicks already, or the peer is gone
+            self._bell.send(b"\0", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     def _sleep(self, deadline: float) -> bool:
         """Sleep until kicked, at most until it is time to look again; False when the deadline has passed."""
@@ -89,10 +113,18 @@ class RingEnd(ABC):
         self._naps += 1
         self._words[self._my_nap] = self._naps
         self._fence()
-        if not self._awaited() and self._ended is None:
-            self._sleeper.poll(min(left, RECHECK_S), 1)
+        if not self._awaited() and self._ended is None and self._sleeper.poll(min(left, RECHECK_S), 1):
+            with contextlib.suppress(OSError):
+                self._bell.recv(_KICKS, socket.MSG_DONTWAIT)
+            self._words[self._my_nap] = 0
+            self._expect(time.monotonic() + _ANNOUNCED_S)
         self._words[self._my_nap] = 0
         return True
+
+    def _expect(self, until: float) -> None:
+        """Look for what was announced: sleeping once more would cost another wake-up."""
+        while not self._awaited() and self._ended is None and time.monotonic() < until:
+            os.sched_yield()
 
     @abstractmethod
     def _awaited(self) -> bool:
@@ -100,15 +132,16 @@ class RingEnd(ABC):
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
-    def _enter(self, deadline: float) -> None:
-        """Begin a call, which ends with ``self._turn.release()``. No context manager: it would cost a fifth of it."""
+    def _enter(self, deadline: float, mine: list[bool]) -> None:
+        """Begin a call, which releases ``self._turn`` when ``mine`` says so; see :func:`take_turn`.
+
+        No context manager: it would cost a fifth of the call.
+        """
         if os.getpid() != self._pid:
             raise ForkError("this ring belongs to the process that forked")
-        if not self._turn.acquire(False) and not self._turn.acquire(timeout=remaining(deadline)):
+        if not take_turn(self._turn, mine) and not take_turn(self._turn, mine, remaining(deadline)):
             raise CompletionTimeout("another thread uses this end of the ring")
-        if self._ended is not None:
-            self._turn.release()
-            self._check()
+        self._check()
 
     def _check(self) -> None:
         if self._ended is not None:
@@ -126,9 +159,8 @@ class RingEnd(ABC):
         Never blocks. What was published and nobody took is dropped. Close it all the same.
         """
         self._ended = self._ended or error
-        with self._closing:
-            if self._fds:
-                self._ring(self._fds[0])
+        with self._closing, contextlib.suppress(OSError):
+            self._bell.shutdown(socket.SHUT_RD)  # who sleeps here is woken by that
 
     def _close(self, closed_word: int) -> bool:
         """End it, tell the peer, and give everything back; False when that was done before."""
@@ -151,4 +183,34 @@ class RingEnd(ABC):
         fds, self._fds = self._fds, []
         for fd in fds:
             os.close(fd)
+        self._bell.close()
         self._sleeper.close()
+
+
+def adopt_bell(fd: int) -> socket.socket:
+    """Return the bell that a received descriptor is; owned, also when this raises."""
+    bell: socket.socket | None = None
+    try:
+        bell = socket.socket(fileno=fd)
+        bell.settimeout(None)  # whatever the default of this process is
+        kind = (bell.family, bell.type)
+    except OSError:
+        kind = None
+    if bell is not None and kind == (socket.AF_UNIX, socket.SOCK_STREAM):
+        return bell
+    if bell is not None:
+        bell.close()
+    else:
+        os.close(fd)
+    raise HandleError("a descriptor of a ring wakes nobody: it is no stream socket of this machine", code="bell")
+
+
+def make_bells() -> tuple[socket.socket, socket.socket]:
+    """Return both ends of a bell."""
+    try:
+        bells = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError as error:
+        raise no_descriptors("socketpair", error) from error
+    for bell in bells:
+        bell.settimeout(None)
+    return bells

@@ -1,6 +1,6 @@
 """The other process of the ring tests: checks, echoes, dies at a chosen store, or writes nonsense.
 
-Run with a role, four descriptors each ring, and numbers. Shares what an entry holds with the tests.
+Run with a role, three descriptors each ring, and numbers. Shares what an entry holds with the tests.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def drop_kicks(end: Any, share: float, seed: int) -> Callable[[], int]:
     """Lose ``share`` of the kicks of ``end``; return how many were lost so far."""
     random, ring, lost = Random(seed), end._ring, 0
 
-    def lossy(bell: int) -> None:
+    def lossy() -> None:
         nonlocal lost
         if random.random() < share:
             lost += 1
         else:
-            ring(bell)
+            ring()
 
     end._ring = lossy
     return lambda: lost
@@ -133,11 +133,11 @@ def storm(fd: int, seed: int) -> None:
 
 def main(role: str, *numbers: str) -> None:
     if role == "check":
-        check([int(n) for n in numbers[:4]], int(numbers[4]), float(numbers[5]))
+        check([int(n) for n in numbers[:3]], int(numbers[3]), float(numbers[4]))
     elif role == "echo":
-        echo([int(n) for n in numbers[:4]], float(numbers[4]))
+        echo([int(n) for n in numbers[:3]], float(numbers[3]))
     elif role == "die_consuming":
-        die_consuming([int(n) for n in numbers[:4]], int(numbers[4]))
+        die_consuming([int(n) for n in numbers[:3]], int(numbers[3]))
     elif role == "die_producing":
         die_producing(int(numbers[0]))
     elif role == "storm":

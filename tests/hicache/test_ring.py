@@ -245,20 +245,20 @@ def test_who_waits_is_released(pair: Pair, side: str, how: str) -> None:
 def test_descriptors_that_are_no_ring_are_refused_and_closed() -> None:
     with Arena(4096) as arena:
         producer = Producer(slots=4, slot_nbytes=64, arena_nbytes=64)
-        ring, room, mine, theirs = producer.fds()
+        ring, room, bell = producer.fds()
         read_end, write_end = os.pipe()
         empty = create_memfd("not-a-ring", PAGE_NBYTES + 4 * 64)
         before = len(os.listdir("/proc/self/fd"))
         for fds in (
-            (ring, room, mine),
-            (ring, room, mine, theirs, mine),
-            (arena.fd, room, mine, theirs),
-            (empty, room, mine, theirs),
-            (read_end, room, mine, theirs),
-            (ring, read_end, mine, theirs),
-            (ring, room, read_end, theirs),
-            (ring, room, mine, write_end),
-            (ring, room, ring, theirs),
+            (ring, room),
+            (ring, room, bell, bell),
+            (arena.fd, room, bell),
+            (empty, room, bell),
+            (read_end, room, bell),
+            (ring, read_end, bell),
+            (ring, room, read_end),
+            (ring, room, write_end),
+            (ring, room, ring),
         ):
             with pytest.raises(HandleError):
                 Consumer(dup(fds), limit_nbytes=64)

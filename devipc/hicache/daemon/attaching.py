@@ -120,7 +120,7 @@ class Clients:
         if any(client.link is link for client in self.all()):
             raise UsageError("a client greeted on this connection already", remedy="connect once for each client")
         if Way(theirs.way) is Way.RINGS and (self._config.messages or link.peer.uid != os.geteuid()):
-            # A peer can make a bell block; one of another user is not trusted that far.
+            # One of another user gets no memory mapped here but its slots.
             raise CapabilityError("no rings for this client", code="way", remedy="greet again with messages")
         if len(message.fds) < 2:
             raise HandleError(f"{len(message.fds)} descriptors in a greeting", code="fd_count")

@@ -196,7 +196,7 @@ def test_words_of_rings_and_slots_that_are_nonsense_end_their_client(one: Daemon
                 for at in range(PAGE_NBYTES // 8, len(words)):
                     words[at] = rng.getrandbits(64)
                 words[8] = 1
-                transport._out._ring(transport._out._fds[1])
+                transport._out._ring()
             slots = client.slots._words
             for at in range(PAGE_NBYTES // 8, len(slots)):
                 slots[at] = rng.getrandbits(64)
