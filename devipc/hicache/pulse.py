@@ -11,10 +11,12 @@ engine is the supervisor's child.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from devipc.hicache.fan import FORMS
 from devipc.hicache.ring import check_machine
@@ -22,8 +24,8 @@ from devipc.memfd import PAGE_NBYTES, SharedMap, create_memfd, validate_memfd
 
 __all__ = ["THREADS", "Pulse", "PulseReader"]
 
-THREADS = ("backup", "restore", "watch", "control")
-"""Who is watched."""
+THREADS = ("backup", "restore", "watch", "control", "unmap")
+"""Who is watched; the last are several threads, of which the oldest counts."""
 
 _BEAT_S = 0.1
 _FIRST = 8  # a line of its own
@@ -39,6 +41,9 @@ class Pulse:
         self._fd = create_memfd("devipc-pulse", PAGE_NBYTES)
         self._map = SharedMap(self._fd, PAGE_NBYTES)
         self._words = self._map.view.cast("Q")
+        self._lock = threading.Lock()  # of what follows
+        self._beside: dict[int, int] = {}
+        self._numbers = itertools.count()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="devipc-pulse", daemon=True)
         self._thread.start()
@@ -61,6 +66,24 @@ class Pulse:
         for at, form in enumerate(FORMS, first):
             self._words[at] = counts[form]
 
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Say that a thread beside those that have a word is in the driver, for the time of a block."""
+        me = next(self._numbers)
+        with self._lock:
+            self._beside[me] = time.monotonic_ns()
+            self._say_beside()
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._beside[me]
+                self._say_beside()
+
+    def _say_beside(self) -> None:
+        if not self._map.closed:
+            self._words[_FIRST + THREADS.index("unmap")] = min(self._beside.values(), default=0)
+
     def _beat(self) -> None:
         while not self._stopping.wait(_BEAT_S):
             self._words[0] += 1
@@ -69,8 +92,9 @@ class Pulse:
         """Stop beating, and unmap. Only when no watched thread runs any more."""
         self._stopping.set()
         self._thread.join()
-        self._words.release()
-        self._map.close()
+        with self._lock:
+            self._words.release()
+            self._map.close()
         os.close(self._fd)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from devipc.channel.hello import encode_error
 from devipc.completion import Fence
 from devipc.deadline import no_thread
-from devipc.errors import ClosedError, CompletionTimeout, DevIPCError, FencePoisoned
+from devipc.errors import CompletionTimeout, DevIPCError, FencePoisoned
 from devipc.hicache import jobs as j
 from devipc.hicache.engineproc.clients import Clients, EngineClient
 from devipc.hicache.layout import decode_layout
@@ -79,6 +79,8 @@ class Watcher:
         self._report = report
         self._lose = lose
         self._points: dict[int, _Point] = {}
+        self._asking = threading.Lock()  # of what follows
+        self._asked: dict[EngineClient, dict[int, list[_Point]]] = {}  # fences that a client is asked for, by number
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="devipc-engine-watch", daemon=True)
 
@@ -156,7 +158,10 @@ class Watcher:
             case j.Forget():
                 self._points.pop(order.job, None)
             case j.OpenPool():
-                self._aside(lambda: self._open_pool(order), lambda error: j.Opened(order.job, encode_error(error)))
+                self._aside(
+                    lambda: self._open_pool(order),
+                    lambda error: self._report(j.Opened(order.job, encode_error(error))),
+                )
             case j.ClosePool():
                 self._close_pool(order)
 
@@ -172,32 +177,57 @@ class Watcher:
             self._report(j.Poisoned(order.job, encode_error(error)))
             return
         self._points[order.job] = point
-        if point.opening:
-            self._aside(lambda: self._open_fence(point, order), lambda error: None, point)
+        if order.point is not None and point.opening:
+            self._ask(client, order.point.fence, point)
 
-    def _open_fence(self, point: _Point, order: j.Watch) -> None:
-        """Open a fence at its first use, and go on trying while it is waited for: a stopped client answers later."""
-        assert order.point is not None
-        try:
-            while point.number in self._points:
-                try:
-                    point.fence = point.client.ready_fence(order.point.fence)
-                    break
-                except CompletionTimeout:
-                    continue
-        except DevIPCError as error:
-            point.failure = error
-        point.opening = False
+    def _ask(self, client: EngineClient, number: int, point: _Point) -> None:
+        """Open a fence at its first use. A client has one thread for that, however many it names and gives up."""
+        with self._asking:
+            runs = client in self._asked
+            self._asked.setdefault(client, {}).setdefault(number, []).append(point)
+        if not runs:
+            self._aside(lambda: self._open_fences(client), lambda error: self._not_opened(client, error))
+
+    def _open_fences(self, client: EngineClient) -> None:
+        """Open what is waited for, in turn, again and again: a stopped client answers later."""
+        while (number := self._next_asked(client)) is not None:
+            fence: Fence | None = None
+            failure: DevIPCError | None = None
+            try:
+                fence = client.ready_fence(number)
+            except CompletionTimeout:
+                continue
+            except DevIPCError as error:
+                failure = error
+            with self._asking:
+                points = self._asked[client].pop(number, [])
+            for point in points:
+                point.fence, point.failure, point.opening = fence, failure, False
+
+    def _next_asked(self, client: EngineClient) -> int | None:
+        """Return a fence that is still waited for, each in turn; None when there is none, and the thread ends."""
+        with self._asking:
+            asked = self._asked[client]
+            for number in list(asked):
+                points = [point for point in asked.pop(number) if point.number in self._points]
+                if points:
+                    asked[number] = points  # the last one now
+                    return number
+            del self._asked[client]
+            return None
+
+    def _not_opened(self, client: EngineClient, failure: DevIPCError) -> None:
+        with self._asking:
+            asked = self._asked.pop(client, {})
+        for points in asked.values():
+            for point in points:
+                point.failure, point.opening = failure, False
 
     def _open_pool(self, order: j.OpenPool) -> None:
-        try:
-            reader = Reader(order.layout)
-            layout = decode_layout(reader)
-            reader.end()
-            self._clients.get(order.client).open_pool((order.pool, order.generation), layout)
-        except DevIPCError as error:
-            self._report(j.Opened(order.job, encode_error(error)))
-            return
+        reader = Reader(order.layout)
+        layout = decode_layout(reader)
+        reader.end()
+        self._clients.get(order.client).open_pool((order.pool, order.generation), layout)
         self._report(j.Opened(order.job, None))
 
     def _close_pool(self, order: j.ClosePool) -> None:
@@ -206,27 +236,26 @@ class Watcher:
         except DevIPCError:  # closed, with all that it had
             return
         # A driver's unmap can take its time, and has nothing to do with ready points.
-        self._aside(lambda: client.close_pool((order.pool, order.generation)), lambda error: None)
+        self._aside(lambda: self._unmap(client, order), lambda error: None)
 
-    def _aside(
-        self,
-        action: Callable[[], None],
-        refused: Callable[[DevIPCError], j.Report | None],
-        point: _Point | None = None,
-    ) -> None:
-        """Run ``action`` on a thread of its own; say what is wrong when there is none."""
+    def _unmap(self, client: EngineClient, order: j.ClosePool) -> None:
+        with self._pulse.beside():
+            client.close_pool((order.pool, order.generation))
+
+    def _aside(self, action: Callable[[], None], failed: Callable[[DevIPCError], None]) -> None:
+        """Run ``action`` on a thread of its own; ``failed`` hears what it raises, or that there is no thread."""
 
         def guarded() -> None:
             try:
                 action()
-            except (DevIPCError, ClosedError) as error:
+            except DevIPCError as error:
                 _log.warning("beside the copies: %s", error)
+                failed(error)
+            except BaseException as error:  # whoever waits for this would wait for ever
+                _log.exception("a defect beside the copies")
+                failed(DevIPCError(f"{type(error).__name__}: {error}", code="defect", remedy="report it"))
 
         try:
             threading.Thread(target=guarded, name="devipc-engine-aside", daemon=True).start()
         except RuntimeError as error:
-            failure = no_thread("ask a client", error)
-            if point is not None:
-                point.failure, point.opening = failure, False
-            if (report := refused(failure)) is not None:
-                self._report(report)
+            failed(no_thread("ask a client", error))
