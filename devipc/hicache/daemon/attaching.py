@@ -20,6 +20,7 @@ from devipc.errors import (
     CompletionTimeout,
     DevIPCError,
     HandleError,
+    PeerRefused,
     ResourceExhausted,
     UsageError,
 )
@@ -124,7 +125,7 @@ class Clients:
             raise CapabilityError("no rings for this client", code="way", remedy="greet again with messages")
         if len(message.fds) < 2:
             raise HandleError(f"{len(message.fds)} descriptors in a greeting", code="fd_count")
-        self._reserve(theirs.client)
+        self._reserve(theirs.client, link.peer.uid)
         try:
             return self._attach(link, theirs, message)
         except OSError as error:
@@ -133,12 +134,17 @@ class Clients:
             with self._lock:
                 self._entering.discard(theirs.client)
 
-    def _reserve(self, client: bytes) -> None:
+    def _reserve(self, client: bytes, uid: int) -> None:
         """Make sure that nothing of an older attachment is left, and that there is room."""
         with self._lock:
             if client in self._entering:
                 raise ResourceExhausted("this client is attaching already", code="busy", remedy="greet again")
             older = self._by_id.get(client)
+            if older is not None and older.link.peer.uid != uid:
+                # Whoever may ask for the status knows the id; nobody ends another user's attachment by it.
+                raise PeerRefused(
+                    "another user's client has this id", code="client", remedy="greet with one of your own"
+                )
             if older is None and len(self._by_id) + len(self._entering) >= self._config.max_clients:
                 raise ResourceExhausted(
                     f"{self._config.max_clients} clients are attached",

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.hicache.daemon.daemons import TIMEOUT_S, Daemon
+from devipc.hicache import protocol as p
+from devipc.hicache.operations import Event
+from tests.hicache.daemon.daemons import TIMEOUT_S, Daemon, RawClient
 
 ROOT = Path(__file__).resolve().parents[3]
 LISTED, STRANGER = 65534, 65533
@@ -27,6 +29,10 @@ def test_users_on_the_list_are_served_and_others_are_not() -> None:
         one = Daemon(folder, options={"allow_uids": LISTED})
         try:
             assert said(one.path, LISTED) == {"rings": "way", "messages": "completed", "drain": "PeerRefused"}
+            mine = RawClient(one.path, client=bytes(16))  # the id that the other user will say is its own
+            assert said(one.path, LISTED)["messages"] == "client"
+            assert mine.ask(p.PingFrame(op=1)).event is Event.COMPLETED
+            mine.close()
             assert said(one.path, STRANGER).get("messages") != "completed"
             assert f"user {STRANGER}" in one.said()
             assert one.status()["state"] == "running"
