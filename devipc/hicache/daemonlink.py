@@ -263,22 +263,20 @@ class DaemonLink:
 
     def _run(self) -> None:
         pause = FIRST_PAUSE_S
-        while True:
+        while not self._closed:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or self._current is None or self._spent)
-                if self._closed:
-                    return
-                attaches = self._current is None and not self._closing
-            if attaches and not self._attach_again():
-                with self._changed:
-                    self._changed.wait_for(lambda: self._closing, pause)
-                pause = min(2 * pause, LONGEST_PAUSE_S)
-            elif attaches:
-                pause = FIRST_PAUSE_S
+                self._changed.wait_for(lambda: self._closed or self._attaches() or self._spent)
+                attaches, closing = self._attaches(), self._closing
+            if attaches:
+                done = self._attach_again()
+                with self._changed:  # the next attempt is not put off any longer when somebody begins to close
+                    self._changed.wait_for(lambda: done or self._closed or self._closing is not closing, pause)  # noqa: B023
+                pause = FIRST_PAUSE_S if done else min(2 * pause, LONGEST_PAUSE_S)
             self._tidy()
-            with self._changed:
-                if self._closing:
-                    self._changed.wait_for(lambda: self._closed or self._spent)
+
+    def _attaches(self) -> bool:
+        """Who closes attaches, too, while an engine that cannot be heard any more may still write: to be told of it."""
+        return self._current is None and (not self._closing or bool(self._leaving))
 
     def _tidy(self) -> None:
         """Close what is spent; an attachment more than once takes part in nothing."""
@@ -306,6 +304,8 @@ class DaemonLink:
             for old in tuple(self._leaving):
                 if old.welcome.engine_instance == new.welcome.engine_instance:
                     self._on_gone(old)
+            if self._closing:  # nothing of an older one moves, which was the question
+                raise self._degraded()
             self._start(new)
             registered = self._register_all(new)
             return self._use(new, registered)

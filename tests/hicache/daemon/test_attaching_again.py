@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import tempfile
 import threading
 import time
@@ -217,3 +218,33 @@ def test_many_losses_leave_nothing_behind(scene: Scene) -> None:
 class Never:
     def reached(self) -> bool:
         return False
+
+
+def test_a_client_that_lost_its_connections_closes_while_the_engine_lives(scene: Scene) -> None:
+    """Nobody died, so no pidfd tells that nothing is written any more; the daemon does, to whoever greets it again."""
+    link: Any = scene.client._link
+    current = link._current
+    with link._changed:
+        link._closing = True  # it is about to close
+    for connection in (current.session.peer._link, current._link):
+        connection._channel._sock.shutdown(socket.SHUT_RDWR)
+    until(lambda: link._current is None)
+    began = time.monotonic()
+    scene.client.close(timeout_s=TIMEOUT_S)
+    assert time.monotonic() - began < 5
+    until(lambda: not scene.daemon.status()["clients"])
+
+
+@pytest.mark.long
+def test_a_daemon_with_other_layer_groups_is_not_used_and_costs_nothing(scene: Scene) -> None:
+    """Each attempt is given back whole."""
+    scene.daemon.process.kill()
+    scene.daemon.wait()
+    other = Daemon(os.path.dirname(scene.daemon.path), options={"layer_groups": "3,5"})
+    try:
+        until(lambda: "layer groups" in str(scene.client.status()["degraded"]))
+        attempts, before = int(str(scene.client.status()["attempts"])), len(os.listdir("/proc/self/fd"))
+        until(lambda: int(str(scene.client.status()["attempts"])) >= attempts + 3)
+        until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+    finally:
+        other.close()
