@@ -59,6 +59,10 @@ class Copies(Protocol):
         """True when every end of a job, and every ready point, wakes the lane. False: the lane looks all the time."""
         ...
 
+    def announce(self) -> None:
+        """Note that :meth:`start` is about to be called, perhaps; whoever moves the pages may wake for it."""
+        ...
+
     def start(self, pool: Pool, direction: Direction, pages: PageIds, places: Places, fence: CompletionFence) -> Job:
         """Begin to move ``pages`` of ``pool``, in order behind what was started before; ``places`` may be none.
 
@@ -82,6 +86,11 @@ class Carrier(Protocol):
     @property
     def unpinned_reason(self) -> str:
         """Why the arena is not pinned, with the remedy; empty when it is."""
+        ...
+
+    @property
+    def floor_nbytes_per_s(self) -> float:
+        """What one contiguous copy to the device moves, measured at the start; 0 when it was not to be measured."""
         ...
 
     def plans(self) -> dict[str, dict[str, int]]:

@@ -86,14 +86,12 @@ class DaemonLink:
         self._spent: list[Attachment] = []  # to be closed
         self._answers: LinkAnswers
         self._why: DevIPCError | None = None
-        self._since = 0.0
-        self._attempts = self._losses = 0
+        self._since, self._attempts, self._losses = 0.0, 0, 0
         self._closing = self._closed = False
         self._thread: threading.Thread | None = None
         self._current: Attachment | None = attach_first(self._target, self._forwarder, wait_s=wait_s)
         welcome = self._current.welcome
-        self._layer_groups = welcome.layer_groups
-        self._write_policy = _policy(welcome.write_policy)
+        self._layer_groups, self._write_policy = welcome.layer_groups, _policy(welcome.write_policy)
         self._device = self._current.session.device
 
     # --- what the client asks ----------------------------------------------------------------------------------------
@@ -157,7 +155,9 @@ class DaemonLink:
             return NeverReady(error)
 
     def fence(self) -> SlotFence:
-        """See :class:`~devipc.hicache.links.EngineLink`."""
+        """See :class:`~devipc.hicache.links.EngineLink`; the operation that has it is submitted next."""
+        if (current := self._current) is not None:
+            current.announce()
         return SlotFence(SlotWord(self._words))
 
     def word(self, fence: LinkFence) -> SlotWord:

@@ -14,12 +14,14 @@ from devipc.errors import DevIPCError
 from devipc.hicache.arena import CHUNK_NBYTES, HostArena, Pinned
 from devipc.hicache.copies import OpenedPool, Opener
 from devipc.hicache.fan import Fan
+from devipc.hicache.floor import contiguous_nbytes_per_s
 from devipc.hicache.layout import PoolLayout
 from devipc.hicache.mover import BouncedMover, MarkerPool, Mover, PinnedMover
 from devipc.hicache.planner import LAYER_GROUPS, Direction, Planner
 from devipc.hicache.pools import Pool
 from devipc.hicache.records import Places
 from devipc.hicache.requests import CompletionFence, PageIds, RegisterPool, SignalledFence
+from devipc.hicache.strips import CostModel
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import DeviceTransfer, Marker, Stream
 
@@ -83,6 +85,9 @@ class LocalCopies:
             False
         )  # True when a stream that stands still must not keep a buffered copy waiting
         self._lose = lose
+
+    def announce(self) -> None:
+        """See :class:`~devipc.hicache.copies.Copies`: nobody needs to wake."""
 
     def start(
         self, pool: Pool, direction: Direction, pages: PageIds, places: Places, fence: CompletionFence
@@ -175,12 +180,17 @@ class LocalCarrier:
                 copies.close()
             self.pinned.close()
             raise
+        host = arena if self.pinned.bounce is None else self.pinned.bounce
+        stream = self._copies[Direction.RESTORE].stream
+        self.floor_nbytes_per_s = contiguous_nbytes_per_s(device, stream, host.address, host.nbytes)
         for copies in self._copies.values():
             copies.mover = self._mover(copies)
 
     def _mover(self, copies: LocalCopies) -> Mover:
         if self.pinned.bounce is None:
-            return PinnedMover(self.transfer, self._arena, groups=self._groups, fan=copies.fan)
+            floor = self.floor_nbytes_per_s
+            cost = CostModel(byte_s=1 / floor) if floor else CostModel()
+            return PinnedMover(self.transfer, self._arena, groups=self._groups, fan=copies.fan, cost=cost)
         return BouncedMover(
             self.transfer,
             self._arena,

@@ -48,6 +48,9 @@ class _Outlet:
             self._waiting.append(frame)
             self._flush()
 
+    def announce(self) -> None:
+        self._ring.announce()
+
     def flush(self) -> None:
         if self._waiting:
             with self._lock:
@@ -105,6 +108,10 @@ class RemoteCopies:
         self.wake: Callable[[], None] = lambda: None
         self._carrier = carrier
         self._outlet = outlet
+
+    def announce(self) -> None:
+        """See :class:`~devipc.hicache.copies.Copies`."""
+        self._outlet.announce()
 
     def start(
         self, pool: Pool, direction: Direction, pages: PageIds, places: Places, fence: CompletionFence
@@ -239,6 +246,7 @@ class RemoteCarrier:
         self.device_uuid = device_uuid
         self.unpinned_reason = unpinned_reason
         self.plans = plans
+        self.floor_nbytes_per_s = 0.0
         self.ended: DevIPCError | None = None
         self.forgotten: deque[int] = deque()
         self._outlets = {direction: _Outlet(ring) for direction, ring in moves.items()}

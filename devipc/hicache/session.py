@@ -120,6 +120,10 @@ class Session:
         if lane is not None:
             lane.drive()
 
+    def announce(self, *, backup: bool) -> None:
+        """Let the lane of an operation that is about to be submitted get ready for it."""
+        (self._engine.backups if backup else self._engine.restores).copies.announce()
+
     def _submit_short(self, request: Request) -> None:
         """Do it, with the lock."""
         operation = _ShortOp(request, self.owner, self.answers.answer, self._ended)

@@ -51,7 +51,9 @@ class _TransferOp(EngineOp, ABC):
         tier: HostTier,
         lane: Lane,
     ) -> None:
-        super().__init__(request, owner, tell, on_end)
+        super().__init__(request, owner, self._say, on_end)
+        self._tell_now = tell
+        self._kept: list[tuple[int, Event, Answer]] | None = None
         self.pool = pool
         self.pages = request.pages
         self.names = pool.names(request.keys)
@@ -76,6 +78,17 @@ class _TransferOp(EngineOp, ABC):
     def answer(self) -> Answer:
         """Return what the client learns now."""
         return Answer(self.results.copy(), self.error)
+
+    def _say(self, op: int, event: Event, answer: Answer) -> None:
+        if self._kept is None:
+            self._tell_now(op, event, answer)
+        else:
+            self._kept.append((op, event, answer))
+
+    def _tell_kept(self) -> None:
+        kept, self._kept = self._kept, None
+        for one in kept or ():
+            self._tell_now(*one)
 
     def refuse(self, error: DevIPCError) -> None:
         """End before anything began."""
@@ -176,8 +189,13 @@ class _TransferOp(EngineOp, ABC):
         if self.state in _DRAINING:
             self.step(Event.DRAINED)
         else:
-            self.step(Event.COPIED if failed is None else Event.COPY_FAILED)
-            self.settle()
+            if failed is None and self.direction is Direction.BACKUP:
+                self._kept = []  # others wait for the pages, and longer than their client for its own
+            try:
+                self.step(Event.COPIED if failed is None else Event.COPY_FAILED)
+                self.settle()
+            finally:
+                self._tell_kept()
 
     def _lose(self, error: DevIPCError) -> None:
         self._lane.lose(self.error or error)
@@ -269,12 +287,14 @@ class BackupOp(_TransferOp):
         if self.state != "copied":
             return
         if self._cancel.is_set():
+            self._tell_kept()
             self.step(Event.WORD_SET)
             return
         self.step(Event.WORD_CLEAR)
         reservation, self._reservation = self._reservation, None
         assert reservation is not None
         self.results[self.results == PageResult.NOT_DONE] = self._tier.commit(reservation)
+        self._tell_kept()
         self.step(Event.PUBLISH)
         self.step(Event.FINISH)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import enum
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from devipc.channel.datagram import close_all, no_descriptors
@@ -85,6 +85,10 @@ class Transport(Protocol):
         """
         ...
 
+    def announce(self) -> None:
+        """Note that a frame is about to be pushed: the other side is woken for it, where that helps. Never blocks."""
+        ...
+
     def end(self, error: DevIPCError) -> None:
         """Let all calls raise ``error``, those that wait included. The first one stays. Never blocks."""
         ...
@@ -116,6 +120,7 @@ class RingTransport:
         # The rings' own, without a call of Python's between.
         self.push: _Push = out.push
         self.take: _Take = into.take
+        self.announce: Callable[[], None] = out.announce
 
     @property
     def taken(self) -> int:

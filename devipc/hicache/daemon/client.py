@@ -255,6 +255,8 @@ class AttachedClient(Answers):
         if isinstance(frame, p.StatusFrame):
             self._outbox.answer(frame.op, Event.COMPLETED, Answer(detail=self._host.status()))
             return
+        if isinstance(frame, p.BackupFrame | p.RestoreFrame):
+            self.session.announce(backup=isinstance(frame, p.BackupFrame))
         try:
             self._numbers.op = frame.op
             request = request_of(frame, self._numbers)

@@ -27,8 +27,9 @@ from devipc.hicache.ring import Consumer
 __all__ = ["JobLane"]
 
 _IDLE_S = 0.5
+_AHEAD_S = 0.15e-3
 _SPIN_S, _PAUSE_S = 2e-3, 0.2e-3
-"""How long to look without a pause at what was just begun: 100 MB need no longer, and each pause would delay its end."""
+"""How long to look without a pause at what was just begun: for 100 MB. Each pause would delay its end."""
 _OWED_PAUSE_S = 5e-3
 _log = logging.getLogger("devipc.hicache")
 
@@ -39,6 +40,9 @@ class _Flying:
     job: LocalJob
     client: EngineClient
     pool: MappedPool
+    nbytes: int
+    due: float
+    announced: bool = False
 
 
 class JobLane:
@@ -56,6 +60,8 @@ class JobLane:
         Takes reports; any thread.
     lose : callable
         Told when it is not known any more whether copies are over; does not return.
+    announce : callable
+        Told when a report is about to come.
     """
 
     def __init__(
@@ -68,6 +74,7 @@ class JobLane:
         *,
         report: Callable[[j.Report], None],
         lose: Callable[[DevIPCError], None],
+        announce: Callable[[], None],
     ) -> None:
         self.direction = direction
         self.moved = 0
@@ -77,6 +84,8 @@ class JobLane:
         self._pulse = pulse
         self._report = report
         self._lose = lose
+        self._announce = announce
+        self._byte_s = 1 / 50e9  # how long the last ones took
         self._flying: deque[_Flying] = deque()
         self._owed: set[Timeline] = set()
         self._stopping = False
@@ -161,13 +170,19 @@ class JobLane:
         self._pulse.count(self.direction.value, self._copies.mover.counts)
         fence.finish(self._copies.stream)
         self._owed.add(timeline)
-        self._flying.append(_Flying(move.job, job, client, pool))
+        nbytes = len(pages) * pool.planner.page_nbytes
+        began = max(time.monotonic(), self._flying[-1].due if self._flying else 0.0)
+        self._flying.append(_Flying(move.job, job, client, pool, nbytes, began + nbytes * self._byte_s))
 
     def _look(self) -> bool:
         """Report what is over; True when anything was."""
         moved = False
+        if self._flying and not self._flying[0].announced and time.monotonic() > self._flying[0].due - _AHEAD_S:
+            self._flying[0].announced = True
+            self._announce()
         while self._flying and self._flying[0].job.poll():
             flying = self._flying.popleft()
+            self._learn(flying)
             flying.client.unuse(flying.pool)
             error = flying.job.error
             self._report(j.Done(flying.number, None if error is None else encode_error(error)))
@@ -176,6 +191,11 @@ class JobLane:
         if self._owed:
             self._owed = {timeline for timeline in self._owed if not timeline.catch_up(self._copies.stream)}
         return moved
+
+    def _learn(self, flying: _Flying) -> None:
+        """Take from a job's end how long the next one will take."""
+        late_s = time.monotonic() - flying.due
+        self._byte_s = max(self._byte_s + 0.25 * late_s / max(flying.nbytes, 1), 1e-12)
 
 
 def _defect(error: BaseException) -> DevIPCError:

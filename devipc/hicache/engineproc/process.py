@@ -202,6 +202,7 @@ class _Parts:
                 self.pulse,
                 report=partial(self._report, direction.value),
                 lose=lose,
+                announce=self.reports.announce,
             )
             for direction, ring in ((Direction.BACKUP, backups), (Direction.RESTORE, restores))
         ]
@@ -230,6 +231,7 @@ class _Parts:
             "backend": dict(self.backend.facts()),
             "device": {"uuid": info.uuid, "name": info.name, "pci": info.pci},
             "capabilities": found,
+            "floor_nbytes_per_s": self.carrier.floor_nbytes_per_s,
         }
         told = json.dumps(facts).encode()
         answer = j.Ready(
