@@ -61,6 +61,26 @@ def test_the_usual_namespaces(tmp_path: Path) -> None:
     assert run("namespaces", tmp_path / "namespaces.json")
 
 
+@pytest.mark.long
+@pytest.mark.chaos
+@pytest.mark.simulator
+def test_deaths_around_the_cache(tmp_path: Path) -> None:
+    sections = run("hicache_death", tmp_path / "death.json")
+    for name in ("engine killed, a stream waits", "daemon killed, a stream waits"):
+        assert sections[name]["found"]["the fence says"] == "poisoned: peer_died"
+    assert sections["scheduler killed in mid-transfer"]["found"]["under way"]
+
+
+@pytest.mark.long
+@pytest.mark.simulator
+def test_how_long_a_backup_takes(tmp_path: Path) -> None:
+    sections = run("hicache_latency", tmp_path / "latency.json", "--only", "16 tokens, noted")
+    (section,) = sections.values()
+    way = section["found"]["nothing to wait for"]["us from the submission: [first entered, last left, calls]"]
+    order = ["supervisor: takes the request", "engine: submits", "supervisor: publishes"]
+    assert [label for label in way if label in order] == order
+
+
 @pytest.mark.simulator
 def test_a_fault_tells_everybody(tmp_path: Path) -> None:
     sections = run("sticky", tmp_path / "sticky.json")

@@ -24,6 +24,7 @@ KEPT = (
     "handover",
     "sessions",
 )
+HICACHE = ("latency", "death", "scenarios")
 STRATEGIES = ("stream_memop", "host_flag", "polling", "event")
 
 
@@ -40,6 +41,12 @@ def main(raw: Path, out: Path) -> None:
     found = {strategy: json.loads(path.read_text()) for strategy, path in demos.items() if path.exists()}
     if found:
         keep(out / "demo.json", {"strategies": found}, facts)
+    parts = {part: raw / f"hicache_{part}.json" for part in HICACHE}
+    sections: dict[str, Any] = {}
+    for path in parts.values():
+        sections |= json.loads(path.read_text())["sections"] if path.exists() else {}
+    if sections:
+        keep(out / "hicache.json", {"sections": sections}, facts)
 
 
 def keep(path: Path, result: dict[str, Any], facts: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ out=${OUT:-$root/build/h200}
 mkdir -p "$out"
 cd "$root" || exit 1
 export DEVIPC_TRIAL_CACHE= PYTHONUNBUFFERED=1
-wanted=" ${*:-smoke submission pending_wait sticky namespaces torch_session death conformance demo handover sessions tensors} "
+wanted=" ${*:-smoke submission pending_wait sticky namespaces torch_session death conformance demo handover sessions tensors hicache} "
 failed=
 step() {
     name=$1 limit=$2
@@ -26,7 +26,14 @@ demo() {
         python3 -c 'from devipc.cli import main; main()' demo --backend cuda --strategy $strategy --json >"$out/demo_$strategy.json" || return 1
     done
 }
-export -f demo
+hicache() {
+    bad=0
+    for part in latency death scenarios; do
+        timeout --kill-after=5 240 python3 -m backends.cuda.tests.hardware.hicache_$part --out "$out/hicache_$part.json" || bad=1
+    done
+    return $bad
+}
+export -f demo hicache
 export out
 check smoke 120
 check submission 90
@@ -42,6 +49,7 @@ step demo 90 bash -c demo
 step handover 90 python3 -m benchmarks.device_handover --backend cuda --out "$out/handover.json"
 step sessions 60 python3 -m devipc bench sync --backend cuda --repetitions 500 --out "$out/sessions.json"
 step tensors 60 python3 -m pytest -v -p no:cacheprovider tests/integrations -m hardware
+step hicache 420 bash -c hicache
 python3 -m backends.cuda.tests.hardware.collect "$out" "$out/results"
 echo "failed:${failed:- none}"
 [ -z "$failed" ]
