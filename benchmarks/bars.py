@@ -40,6 +40,12 @@ SHARES: dict[str, list[tuple[dict[str, Any], dict[str, float]]]] = {
 """By step and row: the least share of the contiguous floor. Of ``small``, at most 1.25 times the bare copy's time."""
 FIRST_LAYER = 1 / 6
 INTERFERENCE = {"decode": {"mean_over_quiet": 1.05, "p99_over_quiet": 1.10}, "prefill": {"mean_over_quiet": 1.03}}
+ENGINE = {
+    "ttft_restored_over_computed": 1 / 6,
+    "itl_busy_over_quiet_p50": 1.03,
+    "itl_busy_over_quiet_p99": 1.10,
+}
+DAEMON_FIRST_TOKEN, STALL, HALVED_AFTER_MS = 1.03, 0.10, 100.0
 DEVICE_NBYTES_A_CLIENT, RSS_NBYTES = 8 * 2**20, 60 * 2**20
 
 
@@ -66,6 +72,29 @@ def bars(results: dict[str, Any]) -> Iterator[dict[str, Any]]:
             most = clients * DEVICE_NBYTES_A_CLIENT
             yield _bar(f"{row['process']}: device memory", AT_MOST, most, row["device_over_control_nbytes"])
             yield _bar(f"{row['process']}: memory of its own", AT_MOST, RSS_NBYTES, row["own_rss_over_control_nbytes"])
+    yield from _engine_bars(results.get("engine", {}).get("results", []))
+
+
+def _engine_bars(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    by_name = {row["deployment"]: row for row in rows if "deployment" in row}
+    for name, row in by_name.items():
+        for figure, most in ENGINE.items():
+            if figure in row:
+                yield _bar(f"engine, {name}: {figure}", AT_MOST, most, row[figure])
+        for hidden in row.get("hiding", []):
+            what = f"engine, {name}: stall of a restore of {hidden['h2d_over_compute']} of a batch"
+            yield _bar(what, AT_MOST, STALL, hidden["stall_over_h2d"])
+        if "throttle" in row:
+            yield _bar(
+                f"engine, {name}: write-back halved after ms",
+                AT_MOST,
+                HALVED_AFTER_MS,
+                row["throttle"]["halved_after_ms"],
+            )
+    first = {name: row["ttft_restored_ms"] for name, row in by_name.items() if "ttft_restored_ms" in row}
+    if {"inproc", "daemon"} <= set(first):
+        found = round(first["daemon"] / first["inproc"], 3)
+        yield _bar("engine: first token by daemon over in process", AT_MOST, DAEMON_FIRST_TOKEN, found)
 
 
 def _bar(what: str, sense: str, target: float, found: float) -> dict[str, Any]:

@@ -4,13 +4,15 @@
 # `devipc bench engine`. Needs a GPU that nothing else uses, with 64 GiB, 32 GiB of host memory, and torch.
 set -u
 . "$(dirname "${BASH_SOURCE[0]}")/../backends/cuda/tests/hardware/env.sh"
-trap 'rm -rf "$site"' EXIT
+trap 'rm -rf "$site" "${raw:-}"' EXIT
 out=${OUT:-$root/build/h200-bench}
 mkdir -p "$out"
 cd "$root" || exit 1
 export DEVIPC_TRIAL_CACHE= PYTHONUNBUFFERED=1
+raw=$(mktemp -d)
 timeout --kill-after=10 385 python3 -X faulthandler -m devipc bench engine --backend cuda --model llama-3-8b \
-    --out "$out/h200-engine.json" "$@"
+    --out "$raw/engine.json" "$@"
 status=$?
+[ $status = 0 ] && python3 -m benchmarks.bars "$raw" --out "$out/h200-engine.json"
 echo "engine: status $status, $SECONDS s"
 exit $status

@@ -166,7 +166,7 @@ def _open(
 def _device_used(weights: Weights) -> int:
     if weights.embed.device.type == "cpu":
         return 0
-    free, total = torch.cuda.mem_get_info(weights.embed.device)
+    free, total = torch.get_device_module(weights.embed.device).mem_get_info(weights.embed.device)
     return int(total - free)
 
 

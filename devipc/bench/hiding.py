@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from devipc.bench.engines import TIMEOUT_S, Sizes
 from devipc.bench.facts import ratio
+from devipc.errors import DevIPCError
 from devipc.hicache.api import UNFENCED, HiCacheClient
 from devipc.hicache.keys import page_keys
 from devipc.hicache.reference.local import LocalGPURuntime
@@ -139,7 +140,7 @@ def measure_hiding(
 
 
 def measure_throttle(over: LocalGPURuntime, prompt: list[int], sizes: Sizes, target_s: float) -> dict[str, Any]:
-    """Decode with a target that is missed; return how long it took until write-back was halved."""
+    """Decode with a target that is missed; return how long it took until write-back was halved, or raise."""
     before, least = over._throttle, over.pool.page_nbytes
     over._throttle = throttle = BackupThrottle(target_s, most_nbytes=64 * least, least_nbytes=least)
     pairs = _Pairs(over, prompt, sizes)
@@ -153,4 +154,6 @@ def measure_throttle(over: LocalGPURuntime, prompt: list[int], sizes: Sizes, tar
     took = time.perf_counter() - began
     pairs._execute(close=(handle,))
     over._throttle = before
-    return {"halved_after_ms": round(took * 1e3, 3), "batches": batches, "halved": bool(throttle.halvings)}
+    if not throttle.halvings:
+        raise DevIPCError(f"write-back was not halved in {batches} late batches", code="throttle")
+    return {"halved_after_ms": round(took * 1e3, 3), "batches": batches}

@@ -47,3 +47,20 @@ def test_the_picture_has_a_line_for_every_allocation_that_was_measured() -> None
     picture = draw({"one": {"results": rows}, "classic_1": {"results": rows[:3]}})
     lines = [one for one in ElementTree.fromstring(picture).iter() if one.tag.endswith("polyline")]
     assert [len(one.attrib["points"].split()) for one in lines] == [3, 3, 0, 0, 1, 1]
+
+
+def test_an_engines_figures_are_judged() -> None:
+    hidden = {"h2d_over_compute": 0.5, "stall_over_h2d": 0.2}
+    rows = [
+        {"deployment": "none", "ttft_computed_ms": 60.0},
+        {"deployment": "inproc", "ttft_restored_ms": 10.0, "ttft_restored_over_computed": 0.16, "hiding": [hidden]},
+        {"deployment": "daemon", "ttft_restored_ms": 10.2, "throttle": {"halved_after_ms": 101.0}},
+        {"died": "daemon"},
+    ]
+    judged = {bar["what"]: bar["met"] for bar in bars({"engine": {"results": rows}})}
+    assert judged == {
+        "engine, inproc: ttft_restored_over_computed": True,
+        "engine, inproc: stall of a restore of 0.5 of a batch": False,
+        "engine, daemon: write-back halved after ms": False,
+        "engine: first token by daemon over in process": True,
+    }
