@@ -156,10 +156,12 @@ def _lines(found: dict[str, Any], before: dict[str, Any]) -> list[str]:
         if before:
             passed = max(found["uptime_s"] - before["uptime_s"], 1e-9)
             rate = f", {_size((lane['moved_nbytes'] - before['lanes'][name]['moved_nbytes']) / passed)}/s"
+        reached = lane["share_of_floor"]
+        share = "" if reached is None else f"; {reached:.0%} of {_size(found['floor_nbytes_per_s'])}/s while busy"
         forms = ", ".join(f"{count} {form}" for form, count in found["plans"].get(name, {}).items() if count)
         lines.append(
             f"{name:8} {_size(lane['moved_nbytes'])} moved{rate}, {lane['flying']} on the stream"
-            f"; copies: {forms or 'none'}"
+            f"; copies: {forms or 'none'}{share}"
         )
     operations = ", ".join(f"{count} {name}" for name, count in sorted(found["operations"].items())) or "none"
     lines.append(f"open     {operations}; the oldest for {found['oldest_s']:.1f} s")

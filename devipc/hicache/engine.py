@@ -218,9 +218,15 @@ class Engine:
             "operations": dict(Counter(f"{op.kind.value}:{op.state}" for op in ops)),
             "oldest_s": max((now - op.began for op in ops), default=0.0),
             "lanes": {
-                name: {"flying": lane.flying, "moved_nbytes": lane.moved_nbytes}
+                name: {
+                    "flying": lane.flying,
+                    "moved_nbytes": lane.moved_nbytes,
+                    "busy_s": round(lane.busy_s, 6),
+                    "share_of_floor": lane.share_of(self.carrier.floor_nbytes_per_s),
+                }
                 for name, lane in (("backup", self.backups), ("restore", self.restores))
             },
+            "floor_nbytes_per_s": round(self.carrier.floor_nbytes_per_s),
             "plans": self.carrier.plans(),
             "tier": self.tier.status(),
         }

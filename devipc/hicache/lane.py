@@ -88,6 +88,7 @@ class Lane:
         self.lose = lose
         self.blocked = False  # an operation waits for room: those behind it must not overtake
         self.moved_nbytes = 0
+        self._busy_s = self._busy_since = 0.0
         self._lost = lost
         self.chores: Callable[[], float | None] = lambda: None
         self._due: float | None = None
@@ -156,6 +157,16 @@ class Lane:
         return self._flying
 
     @property
+    def busy_s(self) -> float:
+        """Seconds in which any operation moved: from when it might, before its room is made, until it was seen over."""
+        return self._busy_s + (time.monotonic() - self._busy_since if self._flying else 0.0)
+
+    def share_of(self, floor_nbytes_per_s: float) -> float | None:
+        """Return bytes moved in those seconds over what a contiguous copy would move; None when that is not known."""
+        possible = self.busy_s * floor_nbytes_per_s
+        return round(self.moved_nbytes / possible, 4) if possible else None
+
+    @property
     def stopping(self) -> bool:
         """True once :meth:`stop` was called."""
         return self._stopping
@@ -183,6 +194,7 @@ class Lane:
         if not self._pace.allows():
             return False
         if not self._flying:
+            self._busy_since = time.monotonic()
             return True
         return self._flying < self._max_flying and self._flying_nbytes + nbytes <= self._max_flying_nbytes
 
@@ -197,6 +209,8 @@ class Lane:
         self._flying -= 1
         self._flying_nbytes -= nbytes
         self.moved_nbytes += nbytes
+        if not self._flying:
+            self._busy_s += time.monotonic() - self._busy_since
 
     # --- the thread --------------------------------------------------------------------------------------------------
 

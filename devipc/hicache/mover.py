@@ -21,6 +21,7 @@ from devipc.hicache.hosttier import HostTier
 from devipc.hicache.layout import PoolLayout
 from devipc.hicache.planner import LAYER_GROUPS, Direction, HostPages, Planner
 from devipc.hicache.records import Places
+from devipc.hicache.strips import CostModel
 from devipc.interfaces.transfer import DeviceTransfer, Marker, Stream
 from devipc.memfd import SharedMap
 
@@ -144,6 +145,8 @@ class PinnedMover:
         Sizes of a restore's first layer groups.
     fan : Fan, optional
         Side streams; none when None.
+    cost : CostModel, optional
+        Of the device.
     """
 
     def __init__(
@@ -153,8 +156,10 @@ class PinnedMover:
         *,
         groups: Sequence[int] = LAYER_GROUPS,
         fan: Fan | None = None,
+        cost: CostModel | None = None,
     ) -> None:
         self._arena = arena
+        self._cost = cost
         self._groups = groups
         self._fan = fan or Fan(transfer, MarkerPool(transfer), count=0, priority=0)
         self.counts = self._fan.counts
@@ -167,6 +172,7 @@ class PinnedMover:
             arena=(self._arena.address, self._arena.nbytes),
             block_nbytes=HostTier.block_of(layout.page_nbytes),
             regions=_regions(regions),
+            cost=self._cost,
             groups=self._groups,
         )
 

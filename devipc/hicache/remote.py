@@ -175,6 +175,7 @@ class EngineProcess:
                 plans=self._pulse.plans,
                 broken=self._dying,
             )
+            self._carrier.floor_nbytes_per_s = float(str(self.facts.get("floor_nbytes_per_s", 0)))
         except BaseException:
             consumer.close()
             raise

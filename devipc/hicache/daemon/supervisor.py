@@ -182,7 +182,7 @@ class Supervisor(Host):
         none = {**_NO_ENGINE, "tier": self._tier.status()}
         engine: dict[str, Any] = none if life is None else life.engine.status()
         lanes = {
-            name: {"flying": lane["flying"], "moved_nbytes": lane["moved_nbytes"] + keeper.moved[name]}
+            name: {**lane, "moved_nbytes": lane["moved_nbytes"] + keeper.moved[name]}
             for name, lane in engine["lanes"].items()
         }
         serving = keeper.life is not None
@@ -301,6 +301,9 @@ _NO_ENGINE: dict[str, Any] = {
     "unpinned_reason": "no engine",
     "operations": {},
     "oldest_s": 0.0,
-    "lanes": {name: {"flying": 0, "moved_nbytes": 0} for name in ("backup", "restore")},
+    "lanes": {
+        name: {"flying": 0, "moved_nbytes": 0, "busy_s": 0.0, "share_of_floor": None} for name in ("backup", "restore")
+    },
+    "floor_nbytes_per_s": 0,
     "plans": {},
 }

@@ -1,0 +1,77 @@
+"""The speed of a contiguous copy, measured when an engine begins, and what of it each direction reaches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from devipc.hicache.api import UNFENCED
+from devipc.hicache.arena import HostArena
+from devipc.hicache.floor import contiguous_nbytes_per_s
+from devipc.interfaces.backend import Device
+from devipc.registry import load_backend
+from tests.hicache.faulty import Failing, FaultyDevice
+from tests.hicache.pools import TIMEOUT_S
+from tests.hicache.world import world
+
+
+@pytest.fixture
+def device() -> Iterator[Device]:
+    opened = load_backend("host").open_device()
+    yield opened
+    opened.close()
+
+
+def test_status_says_what_share_of_a_contiguous_copy_each_direction_reached(device: Device) -> None:
+    with world(device) as it:
+        memory = it.attention_pool()
+        client = it.client()
+        handle = it.register(client, memory)
+        keys = it.keys(handle, 12)
+        before: Any = it.engine.status()
+        assert before["floor_nbytes_per_s"] > 0
+        assert [lane["share_of_floor"] for lane in before["lanes"].values()] == [None, None]
+        client.backup(handle, range(1, 13), keys, ready=UNFENCED).result(TIMEOUT_S)
+        client.restore(handle, keys, range(13, 25), ready=UNFENCED).result(TIMEOUT_S)
+        after: Any = it.engine.status()
+        moved = 12 * memory.layout.page_nbytes
+        for lane in after["lanes"].values():
+            assert lane["moved_nbytes"] == moved
+            assert lane["busy_s"] > 0
+            # Both are rounded, the share to four digits.
+            assert lane["share_of_floor"] == pytest.approx(
+                moved / (lane["busy_s"] * after["floor_nbytes_per_s"]), abs=1e-4, rel=0.01
+            )
+        assert after["plans"]["backup"]["strided"] + after["plans"]["backup"]["plain"] > 0
+
+
+@pytest.fixture
+def arena(device: Device) -> Iterator[HostArena]:
+    made = HostArena(2**20)
+    registration = device.transfer.register_host(made.address, made.nbytes)  # type: ignore[union-attr]
+    yield made
+    device.transfer.unregister_host(registration)  # type: ignore[union-attr]
+    made.close()
+
+
+def test_measuring_only_reads_host_memory(device: Device, arena: HostArena) -> None:
+    """It may hold the pages that an engine which died has left."""
+    assert device.transfer is not None
+    content = np.random.default_rng(1).bytes(arena.nbytes)
+    arena.view[:] = content
+    stream = device.transfer.create_stream()
+    assert contiguous_nbytes_per_s(device, stream, arena.address, arena.nbytes) > 0
+    assert arena.view.tobytes() == content
+    device.transfer.destroy_stream(stream)
+
+
+def test_copies_that_fail_leave_it_open(device: Device, arena: HostArena) -> None:
+    faulty: Any = FaultyDevice(device)
+    faulty.transfer.fault = Failing(2, more=100)
+    stream = faulty.transfer.create_stream()
+    assert contiguous_nbytes_per_s(faulty, stream, arena.address, arena.nbytes) == 0.0
+    assert contiguous_nbytes_per_s(faulty, stream, arena.address, 3) == 0.0
+    faulty.transfer.destroy_stream(stream)
