@@ -78,8 +78,9 @@ class Attachment(Numbers):
         )
         self._forwarder = forwarder
         self._answer: Callable[[int, Event, Answer], None]
-        self._on_over: Callable[[Attachment, DevIPCError], None]
-        self._on_gone: Callable[[Attachment], None]
+        self._on_over: Callable[[Attachment, DevIPCError], None] = lambda *_: None
+        self._on_gone: Callable[[Attachment], None] = lambda _: None
+        self._pump: Pump | None = None  # until it is started
         self._ending = threading.Lock()
         self._over: DevIPCError | None = None
         self._closed = False
@@ -111,13 +112,19 @@ class Attachment(Numbers):
             When no thread is to be had.
         """
         self._answer, self._on_over, self._on_gone = answer, on_over, on_gone
-        self.pump = Pump(self._transport, self._deliver, is_open=lambda: bool(self.ops), on_end=self.end)
+        self._pump = Pump(self._transport, self._deliver, is_open=lambda: bool(self.ops), on_end=self.end)
         self._link.on_state(self._on_link)
         self.session.on_event(self._on_session)
         if self._link.state is not PeerState.CONNECTED:
             self._on_link(self._link.state)
         if self.session.state is not PeerState.CONNECTED:
             self._engine_is(self.session.state)
+
+    @property
+    def pump(self) -> Pump:
+        """Takes its answers, once it is started."""
+        assert self._pump is not None
+        return self._pump
 
     # --- Numbers -----------------------------------------------------------------------------------------------------
 
@@ -304,7 +311,8 @@ class Attachment(Numbers):
             if self._over is not None:
                 return
             self._over = error
-        self.pump.end(error)
+        if self._pump is not None:
+            self._pump.end(error)
         self._table.end(PoisonReason.PEER_DIED)
         for timeline in self._timelines.values():
             with contextlib.suppress(UsageError):  # closed
@@ -333,5 +341,6 @@ class Attachment(Numbers):
         self._link.close()
         self.session.close(timeout_s=timeout_s)
         self._transport.close()
-        self.pump.join(1.0)
+        if self._pump is not None:
+            self._pump.join(1.0)
         self._slots.close()
