@@ -24,6 +24,7 @@ from devipc.hicache.engineproc.process import main
 from devipc.interfaces.backend import Device
 from devipc.registry import load_backend
 from tests.hicache.faulty import FaultyDevice
+from tests.hicache.holding import hold
 
 FOLDER, PIN_NBYTES, KILL_AT, NO_SYNC = (
     f"DEVIPC_TEST_ENGINE_{name}" for name in ("FAULTS", "PIN_NBYTES", "KILL_AT", "NO_SYNC")
@@ -129,7 +130,8 @@ class Switches:
     def answer(self, what: str, values: dict[str, Any]) -> Any:
         match what:
             case "stall" | "resume":
-                self._gate(self.streams[-1 if values["direction"] == "restore" else 0], on=what == "stall")
+                stream = self.streams[-1 if values["direction"] == "restore" else 0]
+                hold(self.device, stream, on=what == "stall")
             case "slow":
                 self.delay_s = values["delay_s"]
             case "hang":
@@ -159,11 +161,10 @@ class Switches:
 
         return Simulator.loaded()
 
-    def _gate(self, stream: Any, *, on: bool) -> None:
-        if self._host:
-            stream.stall() if on else stream.resume()
-        else:
-            self._simulator.stall(on, stream=stream.handle)
+
+def _pin_nbytes() -> int:
+    file = Path(os.environ.get(FOLDER, ""), "pin_nbytes")
+    return int(file.read_text() if file.exists() else os.environ.get(PIN_NBYTES, str(2**40)))
 
 
 def _without_the_interpreter(hold_s: float) -> None:
