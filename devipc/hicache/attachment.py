@@ -339,7 +339,8 @@ class Attachment(Numbers):
         self._closed = True
         self.end(PeerGone("the client has left", code="closed"))
         self._link.close()
-        self.session.close(timeout_s=timeout_s)
+        # A connection that is lost brings no word of what is unmapped; that the engine let go was learnt elsewhere.
+        self.session.close(timeout_s=0.0 if self.session.state is PeerState.DYING else timeout_s)
         self._transport.close()
         if self._pump is not None:
             self._pump.join(1.0)
