@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from devipc.errors import CompletionTimeout
 from devipc.hicache.daemon.options import load_config
@@ -90,7 +90,7 @@ class InProcess:
     """An engine in the test's process."""
 
     def __init__(self, device: Device, gate: Gate, pin_nbytes: int, config: dict[str, Any]) -> None:
-        self._faulty: Any = FaultyDevice(device)
+        self._faulty = cast(Any, FaultyDevice(device))
         if chosen_strategy() == NOTHING:
             self._faulty.sync = None
         self._faulty.transfer.pin_nbytes = pin_nbytes
