@@ -5,15 +5,19 @@ Owns their names and the server. Values are read when somebody asks, from the sa
 
 from __future__ import annotations
 
+import logging
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from socketserver import ThreadingMixIn
 from typing import Any
-from wsgiref.simple_server import WSGIServer
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from devipc.deadline import no_thread
 from devipc.errors import UsageError
 
 __all__ = ["ADDRESS", "MetricsServer", "families"]
@@ -22,6 +26,9 @@ ADDRESS = "127.0.0.1"
 """Where metrics are served: nobody else on the network gets them from here."""
 
 _PREFIX = "devipc_hicache_"
+_MAX_READERS = 8
+_READER_S = 5.0
+_log = logging.getLogger("devipc.hicache")
 
 
 def families(status: Mapping[str, Any]) -> Iterator[Metric]:
@@ -78,6 +85,42 @@ class _Reader(Collector):
         return families(self._status())
 
 
+class _Request(WSGIRequestHandler):
+    timeout = _READER_S  # of a reader that says nothing, or takes nothing
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        _log.debug(format, *arguments)
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread for each reader, and few of them: whoever is on this machine may connect, also other users."""
+
+    daemon_threads, block_on_close = True, False
+
+    def __init__(self, *arguments: Any) -> None:
+        self._free = threading.BoundedSemaphore(_MAX_READERS)
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread to be had
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: socket.socket | tuple[bytes, socket.socket], client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        _log.debug("a reader of metrics went", exc_info=True)
+
+
 class MetricsServer:
     """Serves the metrics of ``status()`` on ``port`` of the loopback address until :meth:`close`.
 
@@ -85,21 +128,28 @@ class MetricsServer:
     ------
     UsageError
         When the port is not to be had.
+    ResourceExhausted
+        When no thread is.
     """
 
     def __init__(self, port: int, status: Callable[[], Mapping[str, Any]]) -> None:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Reader(status))
-        self._server: WSGIServer
-        self._thread: threading.Thread
+        app = make_wsgi_app(registry)
         try:
-            self._server, self._thread = start_http_server(port, addr=ADDRESS, registry=registry)
+            self._server = make_server(ADDRESS, port, app, server_class=_Server, handler_class=_Request)
         except OSError as error:
             raise UsageError(
                 f"no metrics on port {port} of {ADDRESS} ({error.strerror})",
                 code="metrics_port",
                 remedy="choose another metrics_port, or 0 for none",
             ) from error
+        self._thread = threading.Thread(target=self._server.serve_forever, name="devipc-metrics", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._server.server_close()
+            raise no_thread("serve metrics", error) from error
 
     def close(self) -> None:
         """Stop serving, and wait for the thread."""

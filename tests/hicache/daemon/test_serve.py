@@ -196,6 +196,37 @@ def test_metrics_are_served_to_this_machine_alone() -> None:
 
 
 @pytest.mark.long
+def test_who_connects_for_metrics_and_says_nothing_costs_the_daemon_next_to_nothing() -> None:
+    """Any user of this machine may connect there."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with daemon(options={"metrics_port": port}) as one:
+        tasks = f"/proc/{one.status()['pid']}/task"
+        before = len(os.listdir(tasks))
+        flood = [socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) for _ in range(200)]
+        try:
+            for late in flood[50:]:  # hung up on: they are more than a few
+                assert late.recv(1) == b""
+            assert len(os.listdir(tasks)) <= before + 10
+        finally:
+            for sock in flood:
+                sock.close()
+
+        def served() -> bool:
+            with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as sock:
+                try:
+                    sock.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+                    with sock.makefile() as answer:
+                        return "devipc_hicache_up 1.0" in answer.read()
+                except ConnectionError:  # the others are not noted as gone yet
+                    return False
+
+        until(served)
+        assert one.end() == 0
+
+
+@pytest.mark.long
 def test_a_status_is_watched_until_an_interrupt() -> None:
     with daemon() as one:
         watch = subprocess.Popen(
