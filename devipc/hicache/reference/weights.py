@@ -5,7 +5,9 @@ Owns the way from a GGUF file to the matrices of the paged model. Nothing is fet
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import os
 import pathlib
 from typing import Any
@@ -66,13 +68,13 @@ def load_smollm2(*, dtype: torch.dtype = torch.float32, device: str = "cpu") -> 
     """
     folder = _folder()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("TQDM_DISABLE", "1")  # transformers' own switch does not reach what reads GGUF
     import transformers  # type: ignore[import-not-found,unused-ignore]
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=_FILE)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=_FILE, dtype=torch.float32)
+    with contextlib.redirect_stderr(io.StringIO()):  # the switch above does not reach the bar of what reads GGUF
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=_FILE, dtype=torch.float32)
     return _from_transformers(model, dtype=dtype, device=device), Tokenizer(tokenizer)
 
 
