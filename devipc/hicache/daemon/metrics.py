@@ -95,7 +95,7 @@ class _Request(WSGIRequestHandler):
 class _Server(ThreadingMixIn, WSGIServer):
     """A thread for each reader, and few of them: whoever is on this machine may connect, also other users."""
 
-    daemon_threads, block_on_close = True, False
+    daemon_threads, block_on_close, request_queue_size = True, False, 64
 
     def __init__(self, *arguments: Any) -> None:
         self._free = threading.BoundedSemaphore(_MAX_READERS)
