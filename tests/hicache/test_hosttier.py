@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from devipc.errors import ResourceExhausted, UsageError
 from devipc.hicache.hosttier import HostTier
 from devipc.hicache.index import IndexReader, IndexWriter
-from devipc.hicache.records import Holder
+from devipc.hicache.records import Holder, Reservation
 from devipc.hicache.results import PageResult
 
 BLOCK = 1024
@@ -307,3 +311,57 @@ def test_an_index_that_is_full_hides_pages_and_loses_none() -> None:
         assert tier.status()["unindexed"] == 1
         tier.invalidate(names(3, 1))
         tier.audit()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32))
+def test_any_order_of_calls_adds_up(seed: int) -> None:
+    """Runs and single pages of two sizes and namespaces, also many at once; what is there is what the index finds."""
+    choose = random.Random(seed)
+    known = names(*range(1, 201))
+    with IndexWriter(max_entries=512) as writer, IndexReader(writer.fileno(), epoch=writer.epoch) as reader:
+        tier = Tier(writer, pages=64, slab_pages=8, extent_pages=4)
+        reservations: list[Reservation] = []
+        holders: list[Holder] = []
+
+        def reserve() -> None:
+            runs = [choose.choice((1, 1, 2, 3, 7)) for _ in range(choose.choice((1, 3, 12)))]
+            namespace, block = choose.choice(((NAMESPACE, BLOCK), (OTHER, 2 * BLOCK)))
+            chosen = choose.sample(known, sum(runs))
+            reserved = tier.reserve(tier.holder(), chosen, namespace=namespace, block_nbytes=block, runs=runs)
+            assert int(reserved.places.span.max()) <= 4
+            ends = reserved.places.offset + reserved.places.index * block
+            assert len(np.unique(ends // BLOCK)) == len(chosen)
+            reservations.append(reserved)
+
+        def hold() -> None:
+            holders.append(tier.holder())
+            tier.hold(holders[-1], choose.sample(known, 20))
+
+        def end(finish: Callable[[Reservation], object]) -> None:
+            if reservations:
+                finish(reservations.pop(choose.randrange(len(reservations))))
+
+        steps: list[Callable[[], object]] = [
+            reserve,
+            reserve,
+            lambda: end(tier.commit),
+            lambda: end(tier.commit),
+            lambda: end(tier.abort),
+            hold,
+            lambda: holders and tier.release(holders.pop(0)),
+            lambda: tier.invalidate(choose.sample(known, 30)),
+            lambda: tier.flush(choose.choice((NAMESPACE, OTHER))) if not choose.randrange(4) else None,
+        ]
+        for _ in range(60):
+            with contextlib.suppress(ResourceExhausted):
+                choose.choice(steps)()
+            tier.audit()
+            assert reader.find(matrix(known)).hit.tolist() == tier.present(known).tolist()
+        while reservations:
+            end(tier.abort)
+        for holder in holders:
+            tier.release(holder)
+        tier.invalidate(known)
+        tier.audit()
+        assert tier._space.free_blocks(BLOCK) == 64
