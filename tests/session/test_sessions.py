@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -177,7 +178,7 @@ def test_an_explicit_strategy_is_obeyed(exporter: Exporter) -> None:
 @pytest.mark.parametrize(
     "thing",
     [object(), "text", 0, (0, 0), (4096, 0), (1 << 60, 4096), (-1, 4096), bytearray(64), None],
-    ids=repr,
+    ids=lambda value: re.sub(" at 0x[0-9a-f]+", "", repr(value)),
 )
 def test_what_is_no_shareable_memory_is_refused_before_any_export(exporter: Exporter, thing: object) -> None:
     with pytest.raises((UsageError, CapabilityError, HandleError)) as caught:
