@@ -262,6 +262,7 @@ def _transfers(one: _Deployment, row: dict[str, Any], prompts: _Prompts, sizes: 
         return
     count = sizes.prefix // sizes.page_tokens
     row |= transfer_times(one.local, one.client, count, sizes.repetitions)
+    fill(one.runtime, prompts.long)  # what moved meanwhile may have taken its place
     row["hiding"] = measure_hiding(one.local, prompts.long, sizes, row["restore_ms"] / 1e3 / count)
     row["throttle"] = measure_throttle(one.local, prompts.long, sizes, row["itl_p50_ms"] / 1e5)
     status: dict[str, Any] = one.client.status()

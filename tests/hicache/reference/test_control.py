@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
 from devipc.errors import PeerGone, StaleError, UsageError
+from devipc.hicache.operations import Status
 from devipc.hicache.reference.handles import CacheExtentRef, RequestRuntimeHandle
 from devipc.hicache.reference.request import BackupPolicy
-from devipc.hicache.reference.runtime import BatchPlan, OpenRequest
+from devipc.hicache.reference.runtime import BatchPlan, OpenRequest, Prefill, PreparedBatchHandle, RestorePages
 from tests.hicache.reference.engines import SYSTEM, answer, cache, device, prompts, runtime, texts
 
 
@@ -178,6 +180,43 @@ def test_a_batch_behind_a_discarded_one_is_discarded_too() -> None:
                     assert after.discarded
                     assert not after.sampled
                     assert not after.kept
+
+
+def test_a_restore_is_over_while_the_batch_before_it_still_computes() -> None:
+    on, prompt = device(), prompts(1)[0]
+    with cache(on) as client:
+        with runtime(on, client) as first:
+            answer(first, [prompt])
+        with runtime(on, client) as second:
+            keys = b"".join(_keys(second, prompt)[:4])
+            one, other = second.open_request(), second.open_request()
+            chunk = second._model.chunk
+            restored: list[Status | None] = []
+
+            def announcing(*arguments: Any, **options: Any) -> Any:
+                if not restored:
+                    thread = threading.Thread(target=second.prepare_batch, args=(behind,))
+                    thread.start()
+                    thread.join(20)
+                    assert not thread.is_alive()
+                    restored.append(second._announced[0].restoring[0].ticket.wait(20).status)
+                return chunk(*arguments, **options)
+
+            def prefill(handle: RequestRuntimeHandle, start: int) -> tuple[Prefill, ...]:
+                return (Prefill(handle=handle, start=start, tokens=tuple(prompt[start : start + 5]), sample=True),)
+
+            behind = BatchPlan(
+                number=2,
+                open=(OpenRequest(handle=other),),
+                restore=(RestorePages(handle=other, first_page=0, keys=keys),),
+                prefill=prefill(other, 64),
+            )
+            second._model.chunk = announcing  # type: ignore[method-assign]
+            ahead = second.prepare_batch(BatchPlan(number=1, open=(OpenRequest(handle=one),), prefill=prefill(one, 0)))
+            assert second.execute_batch(ahead).restored_pages == 0
+            assert restored == [Status.COMPLETED]
+            done = second.execute_batch(PreparedBatchHandle(second.runtime_id, 2))
+            assert (done.restored_pages, done.discarded) == (4, False)
 
 
 @pytest.mark.parametrize("lost_at", [1, 2, 3])
