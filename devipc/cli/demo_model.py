@@ -59,7 +59,8 @@ def show(report: dict[str, Any]) -> None:
     )
     first = report["first_token_ms"]
     if len(first) == 2:
-        click.echo(f"first token after {first['computed']:g} ms computed, {first['restored']:g} ms restored (medians)")
+        with_and_without = f"{first['computed']:g} ms without, {first['restored']:g} ms with pages from host memory"
+        click.echo(f"first token after {with_and_without} (medians)")
     texts: dict[str, str] = next((step["texts"] for step in report["steps"] if step.get("texts")), {})
     for name, text in texts.items():
         if text:

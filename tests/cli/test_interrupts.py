@@ -49,6 +49,7 @@ def test_an_interrupt_of_both_processes_is_one_line(after_s: float) -> None:
     assert sockets() == []
 
 
+@pytest.mark.long
 @pytest.mark.chaos
 @pytest.mark.parametrize("words", ["scheduler A starts: 0 of 1", "B finds A's pages in host memory: 1 of 6"])
 @pytest.mark.parametrize("whole_group", [False, True])
