@@ -98,7 +98,8 @@ def evidence(folder: Path) -> str:
     for name, found in runs().items():
         for run in found:
             counts = ", ".join(f"{run.count(result)} {result.value}" for result in Result if run.count(result))
-            device = f"{run.device}, simulated" if run.simulated else run.device
+            note = ", simulated" if run.simulated else ", not the vendor's own" if run.foreign else ""
+            device = run.device + note
             versions = ", ".join(filter(None, (run.driver, run.bindings and f"bindings {run.bindings}")))
             results = f"[{run.path.name}]({link(run.path, folder)})"
             rows.append((f"`{name}`", device, versions, run.date, counts, results))

@@ -71,6 +71,11 @@ class Run:
         return any(one in (True, "true", "1") for one in said)
 
     @property
+    def foreign(self) -> bool:
+        """True when the calls were passed on to another vendor's device, which ``hardware`` names."""
+        return "forwarding" in str(self.document.get("hardware", ""))
+
+    @property
     def whole(self) -> bool:
         """True when no part was left out on request."""
         return not self.document["settings"]["only"]
@@ -147,7 +152,8 @@ def read_run(path: Path) -> Run:
 def cell(runs: Sequence[Run], *, kind: str = "", strategy: str = "") -> str:
     """Return what is known of a handle kind or a strategy of one backend, from its runs, the best evidence first.
 
-    ``verified on DEVICE``; ``no on DEVICE``, where a real device refused it by type; ``simulated, untested on
+    ``verified on DEVICE``; ``untested on its own hardware`` where the calls were passed on to another vendor's device;
+    ``no on DEVICE``, where a real device refused it by type; ``simulated, untested on
     hardware`` and ``no, simulated``, which are no evidence about any device; ``untested on hardware`` when it ran
     nowhere, or nowhere well; ``-`` when the backend knows no such thing.
     """
@@ -156,10 +162,12 @@ def cell(runs: Sequence[Run], *, kind: str = "", strategy: str = "") -> str:
     if runs and not any(result for _, result in found):
         return "-"
     passed = [run for run, result in found if result == Result.PASS.value]
-    real = list(dict.fromkeys(run.device for run in passed if not run.simulated))
+    real = list(dict.fromkeys(run.device for run in passed if not run.simulated and not run.foreign))
     if real:
         return f"verified on {', '.join(real)}"
-    refused = [run for run, result in found if result == Result.SKIP.value]
+    if lent := list(dict.fromkeys(run.device for run in passed if run.foreign)):
+        return f"untested on its own hardware; calls proven on {', '.join(lent)}"
+    refused = [run for run, result in found if result == Result.SKIP.value and not run.foreign]
     if denied := list(dict.fromkeys(run.device for run in refused if not run.simulated)):
         return f"no on {', '.join(denied)}"
     if passed:
