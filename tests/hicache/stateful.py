@@ -321,7 +321,11 @@ def _shared(chosen: argparse.Namespace) -> int:
             )
             for number in range(chosen.processes)
         ]
-        said = [json.loads(child.communicate()[0] or "{}") for child in children]
+        texts = [child.communicate()[0] for child in children]
+    for text, child in zip(texts, children, strict=True):
+        if child.returncode:
+            print(text)  # the operations that failed
+    said = [{} if child.returncode else json.loads(text) for text, child in zip(texts, children, strict=True)]
     more = [one["descriptors_late"] - one["descriptors_early"] for one in said if one]
     grown = [one["resident_late"] - one["resident_early"] for one in said if one]
     found = {

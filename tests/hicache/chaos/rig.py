@@ -7,21 +7,21 @@ begins operations, applies a fault, kills, lets everything come back, and looks 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import json
 import os
 import random
 import signal
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections import Counter
 from typing import Any
 
 from tests.hicache.chaos.engine import PIN_FILE
+from tests.hicache.chaos.holdings import holds, listing
 from tests.hicache.chaos.ledger import LedgerReader
+from tests.hicache.chaos.patience import Patience
 from tests.hicache.chaos.worker import WorkerProcess
 from tests.hicache.daemon.daemons import Daemon, alive, until
 from tests.hicache.engine_with_faults import FOLDER, Faults
@@ -346,54 +346,6 @@ class Rig:
                 worker.kill()
 
 
-def holds(pid: int) -> tuple[int, int, int]:
-    """Descriptors, threads and mappings of memory files of a process."""
-    with open(f"/proc/{pid}/maps") as maps:
-        mapped = maps.read().count("/memfd:")
-    return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task")), mapped
-
-
-def listing(pid: int) -> list[str]:
-    found = []
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(OSError):
-            found.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
-    names = []
-    for task in os.listdir(f"/proc/{pid}/task"):
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/comm") as comm:
-            names.append(comm.read().strip())
-    return sorted(found) + sorted(names)
-
-
-class Patience:
-    """Ends all processes of a rig whose round takes too long: whoever waits for one of them then raises."""
-
-    def __init__(self, rig: Rig) -> None:
-        self.rig = rig
-        self.hung = False
-        self._next = threading.Event()
-        self._over = False
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def again(self) -> None:
-        self._next.set()
-
-    def end(self) -> None:
-        self._over = True
-        self._next.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._over:
-            if not self._next.wait(ROUND_S):
-                self.hung = True
-                faulthandler.dump_traceback(all_threads=True)
-                self.rig.kill_all()
-                return
-            self._next.clear()
-
-
 def run(seed: int, kills: int) -> dict[str, Any]:
     """Kill so often; return how it ended."""
     began = time.monotonic()
@@ -403,7 +355,7 @@ def run(seed: int, kills: int) -> dict[str, Any]:
         try:
             rig = Rig(folder, seed)
             stack.callback(rig.close)
-            patience = Patience(rig)
+            patience = Patience(ROUND_S, rig.kill_all)
             stack.callback(patience.end)
             while rig.kills < kills:
                 print(json.dumps(rig.round()), flush=True)
