@@ -114,6 +114,7 @@ class Supervisor(Host):
             self._keeper,
             self._tier,
             self._clients.all,
+            self._clients.of,
             stall_s=config.stall_s,
             stuck_s=config.stuck_s,
             reap_s=config.reap_s,

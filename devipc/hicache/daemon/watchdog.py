@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from devipc.hicache.daemon.client import AttachedClient
-from devipc.hicache.daemon.keeper import Keeper
+from devipc.hicache.daemon.keeper import Keeper, Life
 from devipc.hicache.hosttier import HostTier
 
 __all__ = ["Watchdog"]
@@ -32,6 +32,8 @@ class Watchdog:
         Whose pins are reported.
     clients : callable
         Returns those who are attached.
+    clients_of : callable
+        Returns those of one life of the engine.
     stall_s, stuck_s, reap_s : float
         How long an operation may be over its deadline before it is reported; how long an engine may be silent, or in
         one driver call, and how long copies of a client that is gone may go on, before the engine is killed.
@@ -44,13 +46,14 @@ class Watchdog:
         keeper: Keeper,
         tier: HostTier,
         clients: Callable[[], Iterable[AttachedClient]],
+        clients_of: Callable[[Life], Iterable[AttachedClient]],
         *,
         stall_s: float,
         stuck_s: float,
         reap_s: float,
         chores: Iterable[Callable[[], None]] = (),
     ) -> None:
-        self._keeper, self._tier, self._clients = keeper, tier, clients
+        self._keeper, self._tier, self._clients, self._clients_of = keeper, tier, clients, clients_of
         self._stall_s, self._stuck_s, self._reap_s = stall_s, stuck_s, reap_s
         self._chores = tuple(chores)
         self._stalled: dict[tuple[bytes, int], str] = {}
@@ -109,7 +112,11 @@ class Watchdog:
 
     def _look_at_leavers(self) -> None:
         """A client that is gone cannot be asked to wait: what its copies hang on is the engine's device."""
-        late = [client for client in self._clients() if client.leaving_s() > self._reap_s]
+        life = self._keeper.life
+        if life is None:
+            return
+        # Those of an engine that is gone hang on something else, which no later engine can help.
+        late = [client for client in self._clients_of(life) if client.leaving_s() > self._reap_s]
         if late:
             names = ", ".join(f"{client.client.hex()[:8]} (process {client.link.peer.pid})" for client in late)
             self._keeper.kill(f"copies of clients that are gone did not end within {self._reap_s:g} s: {names}")
