@@ -224,6 +224,7 @@ class CacheMachine(RuleBasedStateMachine):
         if really >= (6 if chosen() == INPROC else 1):  # to attach to a daemon takes longer
             return
         self.count()
+        self.client.ping()  # whatever it said before has been heard
         holders = list(self.it.tier._holds)
         crash(self.it, self.client)
         assert not self.it.tier._holds
