@@ -61,6 +61,7 @@ class AcornMemory:
 
     def kinds(self) -> Mapping[HandleKind, Capability]:
         """Answer for the one kind; a yes says what it rests on."""
+        self._driver.enter("kinds")
         return {HandleKind.MEMFD: Capability.yes("every Linux that devipc runs on seals memory files")}
 
     def allocate(self, nbytes: int, *, kind: HandleKind | None = None, zero: bool = False) -> Allocation:

@@ -119,6 +119,7 @@ class AcornTransfer:
 
     def is_capturing(self, stream: Stream) -> bool:
         """Return False: this device records no graphs."""
+        self._driver.enter("is_capturing")
         worker_of(stream)
         return False
 
