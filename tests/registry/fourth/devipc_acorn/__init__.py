@@ -1,1 +1,1 @@
-"""Acorn: a device made of memory files and threads, and the smallest complete backend of devipc."""
+"""Acorn: a device made of memory files and threads: a small, complete backend of devipc."""
