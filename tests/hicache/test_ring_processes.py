@@ -219,6 +219,6 @@ def test_a_peer_that_writes_nonsense_all_the_time(start: Start) -> None:
         words[8] = words[16] = first._tail
         words[40] = words[48] = 0
     print(f"{refused} refused, {quiet} quiet, {whole} whole")
-    assert refused > 1000
+    assert refused > 100
     first.close()
     consumer.close()
