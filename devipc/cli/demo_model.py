@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -18,6 +19,8 @@ _NAMES = ("library-1", "library-2", "bridge-1", "bridge-2", "bridge-4", "chat-1b
 
 def run(*, backend: str, max_tokens: int, as_json: bool, progress: Progress) -> None:
     """Live through it, and show the report."""
+
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's threads share few processors with the daemon
 
     def driver(url: str) -> list[str]:
         return [sys.executable, "-m", "devipc.hicache.reference.model_driver", url, backend, str(max_tokens)]
