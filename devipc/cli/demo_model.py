@@ -19,7 +19,6 @@ _NAMES = ("library-1", "library-2", "bridge-1", "bridge-2", "bridge-4", "chat-1b
 
 def run(*, backend: str, max_tokens: int, as_json: bool, progress: Progress) -> None:
     """Live through it, and show the report."""
-
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's threads share few processors with the daemon
 
     def driver(url: str) -> list[str]:
