@@ -6,6 +6,7 @@ its restores hide behind that one; and executed when the one before is done.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import socket
@@ -76,6 +77,9 @@ class _Server:
         told = error if isinstance(error, DevIPCError) else DevIPCError(f"{type(error).__name__}: {error}")
         if self._runtime is None:
             self._started.put(told)
+            with contextlib.suppress(queue.Empty):
+                self._inbox.get(timeout=_GREETING_S)  # until control has read the answer: a goodbye would overtake it
+            return
         self._link.notify(FAILED, str(told).encode()[:_LONGEST_WORDS])
 
     def serve(self) -> None:
