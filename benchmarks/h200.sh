@@ -10,7 +10,7 @@ out=${OUT:-$root/build/h200-bench}
 mkdir -p "$out"
 cd "$root" || exit 1
 export DEVIPC_TRIAL_CACHE= PYTHONUNBUFFERED=1
-wanted=" ${*:-one layers classic classic_1 geometries runs small sweep interference footprint control sync} "
+wanted=" ${*:-one layers classic classic_1 geometries runs small sweep interference footprint control sync gather} "
 failed=
 step() {
     name=$1 limit=$2
@@ -39,6 +39,9 @@ step interference 100 interference --url daemon --tokens 4096
 step footprint 60 footprint --tier-mib 4096 --rows 65600
 step control 40 control --url daemon
 step sync 40 sync
+case $wanted in *" gather "*)
+    timeout --kill-after=5 100 python3 -m benchmarks.gather --out "$raw/gather.json" || failed="$failed gather" ;;
+esac
 python3 -m benchmarks.bars "$raw" --out "$out/h200.json"
 echo "failed:${failed:- none}"
 [ -z "$failed" ]

@@ -16,7 +16,7 @@ import torch
 from devipc.integrations import ForeignBuffer, ViewKeeper
 from devipc.registry import load_backend
 
-__all__ = ["KINDS", "torch_device"]
+__all__ = ["KINDS", "Model", "torch_device"]
 
 KINDS = ("decode", "prefill")
 """Bound by reading weights, and by arithmetic."""
@@ -45,7 +45,7 @@ def torch_device(backend: str, uuid: str) -> torch.device:
     return found
 
 
-class _Model:
+class Model:
     """Matrices, and a step that multiplies by all of them.
 
     Decoding is bound by reading weights: few rows, much weight. Prefilling is bound by arithmetic: many rows.
@@ -98,7 +98,7 @@ class _Model:
 def main() -> None:
     """Step until standard input ends; print the steps a few at a time."""
     backend, uuid, kind = sys.argv[1:]
-    model = _Model(torch_device(backend, uuid), kind)
+    model = Model(torch_device(backend, uuid), kind)
     over = threading.Event()
 
     def listen() -> None:
