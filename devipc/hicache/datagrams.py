@@ -5,12 +5,14 @@ Owns the cutting of long frames, and the end that every call sees. It knows no f
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import select
 import socket
 import struct
 import threading
+from collections import deque
 
 from devipc.channel.datagram import Deadline, send_datagram
 from devipc.channel.identity import close_in_child
@@ -38,7 +40,9 @@ class MessageTransport:
 
     Descriptors that a peer sends along are dropped by the kernel: nothing here asks for them.
 
-    A frame is one datagram or several, each behind a byte that says whether more follow.
+    A frame is one datagram or several, each behind a byte that says whether more follow. A peer that stands still
+    for a while ends nothing: of a frame that is out by half the rest is kept, and goes before everything else, with the
+    next push or while somebody takes. No more than that one frame is kept.
 
     Parameters
     ----------
@@ -57,7 +61,7 @@ class MessageTransport:
         self._poller = select.poll()
         self._poller.register(sock.fileno(), select.POLLIN)
         self._taken = 0
-        self._broken = False
+        self._rest: deque[memoryview] = deque()  # of a frame that is out by half; changed while sending
         self._sending, self._turn, self._closing = threading.Lock(), threading.Lock(), threading.Lock()
         self._ended: DevIPCError | None = None
         self._closed = False
@@ -80,7 +84,7 @@ class MessageTransport:
         """See :class:`~devipc.hicache.transport.Transport`."""
         with self._sending:
             self._check()
-            if len(frame) <= MAX_BODY_NBYTES:
+            if len(frame) <= MAX_BODY_NBYTES and not self._rest:
                 try:
                     self._sock.send(_LAST + frame, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
                     return
@@ -90,20 +94,48 @@ class MessageTransport:
 
     def _push_parts(self, frame: bytes, deadline: Deadline) -> None:
         view = memoryview(frame)
-        starts = range(0, max(len(view), 1), MAX_BODY_NBYTES)
+        parts = [view[start : start + MAX_BODY_NBYTES] for start in range(0, max(len(view), 1), MAX_BODY_NBYTES)]
         try:
-            for start in starts:
-                last = start == starts[-1]
-                part = view[start : start + MAX_BODY_NBYTES]
-                send_datagram(self._sock, [_LAST if last else _MORE, part], (), deadline)
-                self._broken = not last
-        except BaseException as error:
-            if self._broken:  # half a frame is out, and nothing may follow it
-                self.end(PeerGone("a frame broke off", code="broken_frame", remedy="connect again"))
+            self._send_rest(deadline)
+            self._rest.extend(parts)
+            try:
+                self._send_rest(deadline)
+            except CompletionTimeout:
+                if len(self._rest) == len(parts):
+                    self._rest.clear()  # nothing of it is out
+                    raise
+        except DevIPCError as error:
             self._check()
             if isinstance(error, CompletionTimeout):
                 raise _busy(deadline.timeout_s or 0.0) from error
             raise
+
+    def _send_rest(self, deadline: Deadline) -> None:
+        """Send what is kept; raises CompletionTimeout with the rest still kept."""
+        try:
+            while self._rest:
+                send_datagram(self._sock, [_MORE if len(self._rest) > 1 else _LAST, self._rest[0]], (), deadline)
+                self._rest.popleft()
+        except DevIPCError:
+            raise
+        except BaseException:  # an interrupt: whether the last part is out is not known, and nothing may follow it
+            self.end(PeerGone("a frame broke off", code="broken_frame", remedy="connect again"))
+            raise
+
+    def _awaits(self, deadline: Deadline) -> bool:
+        """Wait for a datagram, or meanwhile for room for what is kept; False when the time is up."""
+        if not self._rest:
+            return bool(self._poller.poll(deadline.poll_ms()))
+        if self._sending.acquire(blocking=False):  # or somebody is at it
+            try:
+                with contextlib.suppress(DevIPCError):  # no room yet; whoever receives learns of an end
+                    self._send_rest(Deadline(0.0))
+            finally:
+                self._sending.release()
+        both = select.poll()
+        both.register(self._sock.fileno(), select.POLLIN | (select.POLLOUT if self._rest else 0))
+        found = both.poll(min(deadline.left_s(), _WAIT_S) * 1e3)
+        return any(event & ~select.POLLOUT for _, event in found) or deadline.left_s() > 0
 
     def take(self, *, timeout_s: float) -> bytes:
         """See :class:`~devipc.hicache.transport.Transport`."""
@@ -114,9 +146,9 @@ class MessageTransport:
                 raise CompletionTimeout("another thread takes")
             self._check()
             # Where there is time, the call that receives waits by itself: one system call for a frame.
-            waits = not self._own or timeout_s < _WAIT_S
+            waits = not self._own or timeout_s < _WAIT_S or bool(self._rest)
             while True:
-                if waits and not self._poller.poll(deadline.poll_ms()):
+                if waits and not self._awaits(deadline):
                     break
                 frame = self._receive()
                 if frame is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -69,6 +70,32 @@ def test_who_does_not_read_is_busy_and_loses_nothing(pair: tuple[Transport, Tran
     assert [int.from_bytes(server.take(timeout_s=1), "little") for _ in range(sent)] == list(range(sent))
     client.push(b"later", timeout_s=1)
     assert server.take(timeout_s=1) == b"later"
+
+
+def test_a_peer_that_stands_still_in_the_middle_of_a_frame_ends_nothing(pair: tuple[Transport, Transport]) -> None:
+    """What was handed over arrives whole once it goes on, what was refused does not, and all in order."""
+    client, server = pair
+    handed: list[bytes] = []
+    with contextlib.suppress(ResourceExhausted):
+        for number in range(40):
+            frame = number.to_bytes(4, "little") * (3 * MAX_BODY_NBYTES // 4)
+            client.push(frame, timeout_s=0.0)
+            handed.append(frame)
+    with contextlib.suppress(ResourceExhausted):  # nothing small goes into the middle
+        client.push(b"small", timeout_s=0.0)
+        handed.append(b"small")
+    assert handed
+    got: list[bytes] = []
+    thread = threading.Thread(target=lambda: got.extend(server.take(timeout_s=10) for _ in handed))
+    thread.start()
+    with pytest.raises(CompletionTimeout):  # whoever takes sends the rest meanwhile
+        client.take(timeout_s=0.3)
+    thread.join(10)
+    assert got == handed
+    client.push(b"later", timeout_s=1)
+    assert server.take(timeout_s=1) == b"later"
+    server.push(b"answer", timeout_s=1)
+    assert client.take(timeout_s=1) == b"answer"
 
 
 def test_an_end_wakes_whoever_waits(pair: tuple[Transport, Transport]) -> None:
