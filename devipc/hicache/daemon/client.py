@@ -115,15 +115,13 @@ class AttachedClient(Answers):
         except RuntimeError as error:
             raise no_thread("serve a client", error) from error
 
-    @property
-    def submitted(self) -> Counter[str]:
-        """Requests taken, by kind."""
-        return Counter({str(kind.__struct_config__.tag): count for kind, count in self._submitted.copy().items()})
-
-    @property
-    def answered(self) -> Counter[str]:
-        """Answers given, by event."""
-        return self._outbox.answered
+    def counts(self) -> Counter[tuple[str, str]]:
+        """Return requests taken, by kind, and answers given, by event."""
+        found = Counter(
+            {("submitted", str(kind.__struct_config__.tag)): n for kind, n in self._submitted.copy().items()}
+        )
+        found.update({("answered", str(event)): count for event, count in self._outbox.answered.items()})
+        return found
 
     @property
     def over(self) -> bool:

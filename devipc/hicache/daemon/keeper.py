@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from devipc.channel.listener import remove_leftovers
@@ -21,7 +21,7 @@ from devipc.hicache.engine import Engine
 from devipc.hicache.hosttier import HostTier
 from devipc.hicache.remote import EngineProcess, EngineSpawn
 
-__all__ = ["Keeper", "Life"]
+__all__ = ["Account", "Keeper", "Life"]
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 _LIVED_S = 10.0  # a life that was so long makes the next pause short again
@@ -55,6 +55,31 @@ class Life:
             self.gone.set()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """What a keeper has to tell, all of one moment: none of it is of another life than the rest.
+
+    Parameters
+    ----------
+    life : Life or None
+        The one that serves, or whose end is not over yet.
+    serving : bool
+        Whether it serves.
+    starts : int
+        Lives so far.
+    last_end : str
+        How the one before ended, or why none could begin.
+    moved : mapping of str to int
+        Bytes by direction, in the lives before it.
+    """
+
+    life: Life | None
+    serving: bool
+    starts: int
+    last_end: str
+    moved: Mapping[str, int]
+
+
 class Keeper:
     """See the module. Any thread.
 
@@ -85,14 +110,14 @@ class Keeper:
         self._config, self._arena, self._tier = config, arena, tier
         self._folder = folder
         self._let_go, self._on_defect = let_go, on_defect
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of what an account tells
         self._life: Life | None = None
+        self._starts = 0
+        self._last_end = ""
+        self._moved = {"backup": 0, "restore": 0}  # bytes, in lives that are over
         self._stopping = threading.Event()
         self._begun = threading.Event()
         self.failure: DevIPCError | None = None
-        self.starts = 0
-        self.last_end = ""
-        self.moved = {"backup": 0, "restore": 0}  # bytes, in lives that are over
         self._patience_s = _LETTING_GO_S
         # One thread starts all of them: an engine dies with the thread that is its parent.
         self._thread = threading.Thread(target=self._run, name="devipc-hicache-keeper", daemon=True)
@@ -107,6 +132,19 @@ class Keeper:
     def current(self) -> Life | None:
         """The life that serves, or whose end is not over yet."""
         return self._life
+
+    def account(self) -> Account:
+        """Return what there is to tell of this moment. Never blocks."""
+        with self._lock:
+            life = self._life
+            serving = life is not None and not life.dying.is_set()
+            return Account(
+                life=life,
+                serving=serving,
+                starts=self._starts,
+                last_end=self._last_end,
+                moved=dict(self._moved),
+            )
 
     @property
     def over(self) -> bool:
@@ -124,10 +162,9 @@ class Keeper:
         """Block until the first engine serves, or failed to: then :attr:`failure` says why. False while neither."""
         return self._begun.wait(timeout_s)
 
-    def kill(self, why: str) -> None:
-        """End the engine process at once; another one follows. Does not wait."""
-        life = self._life
-        if life is not None and not life.dying.is_set():
+    def kill(self, life: Life, why: str) -> None:
+        """End the engine process of a life at once; another one follows. One that is dying is left alone. No wait."""
+        if not life.dying.is_set():
             _log.error("the engine process is killed: %s", why)
             life.killed = why
             life.process.kill()
@@ -179,13 +216,12 @@ class Keeper:
             if first:
                 self.failure = error
             else:
-                self.last_end = str(error)
+                self._ended(str(error))
                 _log.error("the engine did not start, and is tried again: %s", error)
             return None
-        self.starts += 1
-        life = Life(process, engine, self.starts)
+        life = Life(process, engine, self._starts + 1)
         process.on_end(life.ended)
-        self._life = life
+        self._follow(life)
         _log.info("engine process %d serves %s", process.pid, engine.carrier.device_uuid)
         self._begun.set()
         return life
@@ -210,9 +246,13 @@ class Keeper:
             if life.dying.wait(_LOOK_S):
                 life.process.wait_ended(timeout_s=_LOOK_S)
         if life.process.ended and life.gone.wait(_TOLD_S):
-            self.last_end = life.killed or str(life.cause)
-            _log.error("engine process %d is gone: %s", life.process.pid, self.last_end)
+            self._ended(life.killed or str(life.cause))
+            _log.error("engine process %d is gone: %s", life.process.pid, self._last_end)
         self._finish(life)
+
+    def _ended(self, why: str) -> None:
+        with self._lock:
+            self._last_end = why
 
     def _finish(self, life: Life) -> None:
         """Let the clients of a life go, then give back what it has; its process is killed when copies do not end."""
@@ -222,9 +262,17 @@ class Keeper:
             if not life.process.wait_ended(timeout_s=_KILLED_S) and self._stopping.is_set():
                 return  # not even that ends it: the memory that it may write to stays mapped until both are gone
         life.engine.close(_KILLED_S)
-        for name, lane in (("backup", life.engine.backups), ("restore", life.engine.restores)):
-            self.moved[name] += lane.moved_nbytes
-        if life.process.close(_KILLED_S):
-            self._life = None
-        else:
+        if not life.process.close(_KILLED_S):
             _log.error("engine process %d does not end: its memory stays in use", life.process.pid)
+            return
+        self._follow(None)
+
+    def _follow(self, life: Life | None) -> None:
+        """Let a life, or none, follow the one before it, which is counted."""
+        with self._lock:
+            before, self._life = self._life, life
+            if life is not None:
+                self._starts = life.number
+            if before is not None:
+                self._moved["backup"] += before.engine.backups.moved_nbytes
+                self._moved["restore"] += before.engine.restores.moved_nbytes

@@ -167,30 +167,28 @@ class Supervisor(Host):
     def forget(self, client: AttachedClient) -> None:
         """See :class:`~devipc.hicache.daemon.client.Host`."""
         with self._lock:
-            self._past.update({("submitted", kind): count for kind, count in client.submitted.items()})
-            self._past.update({("answered", event): count for event, count in client.answered.items()})
-        self._clients.forget(client)
+            self._past.update(client.counts())
+            self._clients.forget(client)
         self._gate.forget(client.link)
 
     def status(self) -> dict[str, Any]:
         """Return what the daemon does, schema :data:`SCHEMA`, JSON-ready."""
-        life, clients, keeper = self._keeper.current, self._clients.all(), self._keeper
-        with self._lock:
-            counted = self._past.copy()
+        account = self._keeper.account()
+        life = account.life
+        with self._lock:  # so that each client counts once, whoever goes meanwhile
+            clients, counted = self._clients.all(), self._past.copy()
         for client in clients:
-            counted.update({("submitted", kind): count for kind, count in client.submitted.items()})
-            counted.update({("answered", event): count for event, count in client.answered.items()})
+            counted.update(client.counts())
         none = {**_NO_ENGINE, "tier": self._tier.status()}
         engine: dict[str, Any] = none if life is None else life.engine.status()
         lanes = {
-            name: {**lane, "moved_nbytes": lane["moved_nbytes"] + keeper.moved[name]}
+            name: {**lane, "moved_nbytes": lane["moved_nbytes"] + account.moved[name]}
             for name, lane in engine["lanes"].items()
         }
-        serving = keeper.life is not None
         return {
             **engine,
             "schema": SCHEMA,
-            "state": "draining" if self._refusal is not None else "running" if serving else "no_engine",
+            "state": "draining" if self._refusal is not None else "running" if account.serving else "no_engine",
             "version": __version__,
             "pid": os.getpid(),
             "socket": self._gate.path,
@@ -199,11 +197,11 @@ class Supervisor(Host):
                 "pid": life.process.pid if life is not None else 0,
                 "backend": self._config.backend,
                 "device": engine["device"],
-                "starts": keeper.starts,
+                "starts": account.starts,
                 "pinned": engine["pinned"],
                 "unpinned_reason": engine["unpinned_reason"],
                 "heartbeat_age_s": life.process.stuck().get("process", 0.0) if life is not None else 0.0,
-                "last_end": keeper.last_end,
+                "last_end": account.last_end,
                 "facts": life.process.facts if life is not None else {},
             },
             "clients": [client.describe() for client in clients],

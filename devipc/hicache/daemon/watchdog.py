@@ -107,7 +107,7 @@ class Watchdog:
         for what, silent_s in life.process.stuck().items():
             if silent_s > self._stuck_s:
                 doing = "the process gave no sign of life" if what == "process" else f"thread {what!r} is in the driver"
-                self._keeper.kill(f"{doing} for {silent_s:.1f} s")
+                self._keeper.kill(life, f"{doing} for {silent_s:.1f} s")
                 return
 
     def _look_at_leavers(self) -> None:
@@ -119,4 +119,5 @@ class Watchdog:
         late = [client for client in self._clients_of(life) if client.leaving_s() > self._reap_s]
         if late:
             names = ", ".join(f"{client.client.hex()[:8]} (process {client.link.peer.pid})" for client in late)
-            self._keeper.kill(f"copies of clients that are gone did not end within {self._reap_s:g} s: {names}")
+            why = f"copies of clients that are gone did not end within {self._reap_s:g} s: {names}"
+            self._keeper.kill(life, why)

@@ -234,15 +234,14 @@ class Rig:
         def serves() -> dict[str, Any] | None:
             found = self.daemon.status()
             same = found["engine"]["starts"] == self.starts
-            there = os.path.exists(f"/proc/{found['engine']['pid']}")  # else another one replaces it
-            return found if found["state"] == "running" and there and not (ended and same) else None
+            return found if found["state"] == "running" and not (ended and same) else None
 
         status = until(serves)["engine"]
         if status["starts"] != self.starts:
             assert not alive(self.engine_pid)
             self._engine_is_gone()
             assert ended, f"the engine ended by itself: {status['last_end']}"
-            assert int(status["starts"]) > self.starts, status["last_end"]
+            assert int(status["starts"]) == self.starts + 1, status["last_end"]
             self._engine_is(int(status["pid"]), int(status["starts"]))
         self._slow(0.0)
 
