@@ -14,14 +14,13 @@ from devipc.errors import DevIPCError
 from devipc.hicache.arena import CHUNK_NBYTES, HostArena, Pinned
 from devipc.hicache.copies import OpenedPool, Opener
 from devipc.hicache.fan import Fan
-from devipc.hicache.floor import contiguous_nbytes_per_s
+from devipc.hicache.floor import contiguous_nbytes_per_s, measured_costs
 from devipc.hicache.layout import PoolLayout
 from devipc.hicache.mover import BouncedMover, MarkerPool, Mover, PinnedMover
 from devipc.hicache.planner import LAYER_GROUPS, Direction, Planner
 from devipc.hicache.pools import Pool
 from devipc.hicache.records import Places
 from devipc.hicache.requests import CompletionFence, PageIds, RegisterPool, SignalledFence
-from devipc.hicache.strips import CostModel
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import DeviceTransfer, Marker, Stream
 
@@ -183,14 +182,15 @@ class LocalCarrier:
         host = arena if self.pinned.bounce is None else self.pinned.bounce
         stream = self._copies[Direction.RESTORE].stream
         self.floor_nbytes_per_s = contiguous_nbytes_per_s(device, stream, host.address, host.nbytes)
+        self.cost = measured_costs(
+            device, stream, host.address, host.nbytes, floor_nbytes_per_s=self.floor_nbytes_per_s
+        )
         for copies in self._copies.values():
             copies.mover = self._mover(copies)
 
     def _mover(self, copies: LocalCopies) -> Mover:
         if self.pinned.bounce is None:
-            floor = self.floor_nbytes_per_s
-            cost = CostModel(byte_s=1 / floor) if floor else CostModel()
-            return PinnedMover(self.transfer, self._arena, groups=self._groups, fan=copies.fan, cost=cost)
+            return PinnedMover(self.transfer, self._arena, groups=self._groups, fan=copies.fan, cost=self.cost)
         return BouncedMover(
             self.transfer,
             self._arena,
@@ -230,8 +230,9 @@ class LocalCarrier:
             opened = error
         done(opened)
 
-    def close_pool(self, opened: OpenedPool) -> None:
+    def close_pool(self, opened: OpenedPool, done: Callable[[], None]) -> None:
         """See :class:`~devipc.hicache.copies.Carrier`: the addresses are the client's own."""
+        done()
 
     def close(self) -> None:
         """See :class:`~devipc.hicache.copies.Carrier`."""

@@ -40,8 +40,8 @@ class CostModel:
     """What copies cost, in seconds, beside their bytes; used to choose among forms and to estimate a plan.
 
     The defaults were read on one H200 over PCIe 5 x16 on 2026-11-29 (a driver call from Python about 4 us, a row 30 to
-    65 ns, an entry of a batch .5 to .9 us, of which the device's are .46 us, 55 GB/s); a measurement of the device at
-    hand should replace them.
+    65 ns, an entry of a batch .5 to .9 us, of which the device's are .46 us, 55 GB/s). An engine takes those of the
+    device at hand, which it measures when it begins: :func:`~devipc.hicache.floor.measured_costs`.
 
     Parameters
     ----------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from devipc.hicache.api import UNFENCED
 from devipc.hicache.arena import HostArena
-from devipc.hicache.floor import contiguous_nbytes_per_s
+from devipc.hicache.floor import contiguous_nbytes_per_s, measured_costs
+from devipc.hicache.strips import CostModel
 from devipc.interfaces.backend import Device
 from devipc.registry import load_backend
 from tests.hicache.faulty import Failing, FaultyDevice
@@ -74,4 +76,63 @@ def test_copies_that_fail_leave_it_open(device: Device, arena: HostArena) -> Non
     stream = faulty.transfer.create_stream()
     assert contiguous_nbytes_per_s(faulty, stream, arena.address, arena.nbytes) == 0.0
     assert contiguous_nbytes_per_s(faulty, stream, arena.address, 3) == 0.0
+    faulty.transfer.destroy_stream(stream)
+
+
+class Slow:
+    """Passes everything on; strided copies and batches take a while more for each copy, row and entry."""
+
+    def __init__(self, device: Device, *, call_s: float = 0.0, row_s: float = 0.0, entry_s: float = 0.0) -> None:
+        self._device, self._costs = device, (call_s, row_s, entry_s)
+        self.transfer = self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device if name in ("memory", "info") else self._device.transfer, name)
+
+    def copy_strided(self, stream: Any, copies: Any) -> None:
+        self._device.transfer.copy_strided(stream, copies)  # type: ignore[union-attr]
+        _spin(len(copies) * self._costs[0] + int(copies[:, 5].sum()) * self._costs[1])
+
+    def copy_batch(self, stream: Any, dst: Any, src: Any, nbytes: Any) -> None:
+        self._device.transfer.copy_batch(stream, dst, src, nbytes)  # type: ignore[union-attr]
+        _spin(len(dst) * self._costs[2])
+
+
+def _spin(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def costs(device: Any, arena: HostArena, nbytes: int | None = None) -> CostModel:
+    stream = device.transfer.create_stream()
+    try:
+        return measured_costs(
+            device, stream, arena.address, arena.nbytes if nbytes is None else nbytes, floor_nbytes_per_s=10e9
+        )
+    finally:
+        device.transfer.destroy_stream(stream)
+
+
+@pytest.mark.timing
+def test_costs_of_small_copies_are_those_of_the_device(device: Device, arena: HostArena) -> None:
+    """Eight times the default is the most that is believed; what is near it changes nothing."""
+    default = CostModel(byte_s=1e-10)
+    content = arena.view.tobytes()
+    assert costs(Slow(device, call_s=20 * default.call_s), arena).call_s == 8 * default.call_s
+    assert costs(Slow(device, row_s=20 * default.row_s), arena).row_s == 8 * default.row_s
+    slow = costs(Slow(device, entry_s=20 * default.entry_s), arena)
+    assert slow.entry_s == 8 * default.entry_s
+    assert slow.byte_s == default.byte_s
+    assert costs(Slow(device, entry_s=1.2 * default.entry_s), arena).entry_s == default.entry_s
+    assert arena.view.tobytes() == content
+
+
+def test_costs_that_cannot_be_told_are_the_defaults(device: Device, arena: HostArena) -> None:
+    faulty: Any = FaultyDevice(device)
+    faulty.transfer.fault = Failing(2, more=100)
+    assert costs(faulty, arena) == CostModel(byte_s=1e-10)
+    assert costs(device, arena, nbytes=4096) == CostModel(byte_s=1e-10)
+    stream = faulty.transfer.create_stream()
+    assert measured_costs(device, stream, arena.address, arena.nbytes, floor_nbytes_per_s=0.0) == CostModel()
     faulty.transfer.destroy_stream(stream)

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from typing import NoReturn
 
@@ -40,6 +41,7 @@ _GREET_S = 20.0
 _REPORT_S = 0.25
 _MAX_FACTS_NBYTES = 256 * 1024
 _HANG_UP_S = 5.0
+_UNMAPPED_S = 0.05
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _log = logging.getLogger("devipc.hicache")
 
@@ -131,18 +133,27 @@ class EngineMain:
         return j.encode(j.ClientOpened(path=client.path)), ()
 
     def _on_close_client(self, message: Message) -> None:
-        client = self._clients.take(j.decode_call(message.body, j.CloseClient).client)
+        client = self._clients.find(j.decode_call(message.body, j.CloseClient).client)
         if client is None:
             return
         parts = self._started()
-        parts.pulse.busy("control")
-        try:
-            client.close_pools()
-        finally:
-            parts.pulse.idle("control")
-        hang_up = threading.Thread(target=lambda: client.close(timeout_s=_HANG_UP_S), name="devipc-engine-hang-up")
-        hang_up.daemon = True
-        hang_up.start()
+        if client.begins_to_close():
+
+            def hang_up() -> None:
+                with parts.pulse.beside():
+                    client.close_pools()
+                client.wait_unmapped(None)
+                client.close(timeout_s=_HANG_UP_S)
+
+            try:  # beside this thread, which others wait for
+                threading.Thread(target=hang_up, name="devipc-engine-hang-up", daemon=True).start()
+            except RuntimeError:
+                hang_up()
+        if not client.wait_unmapped(_UNMAPPED_S):
+            raise CompletionTimeout(
+                "memory of the client is still mapped", code="still_mapped", remedy="ask again; free none of it yet"
+            )
+        self._clients.forget(client.id)
 
     def _on_status(self, message: Message) -> Reply:
         parts = self._started()
@@ -232,6 +243,7 @@ class _Parts:
             "device": {"uuid": info.uuid, "name": info.name, "pci": info.pci},
             "capabilities": found,
             "floor_nbytes_per_s": self.carrier.floor_nbytes_per_s,
+            "costs_s": asdict(self.carrier.cost),
         }
         told = json.dumps(facts).encode()
         answer = j.Ready(
