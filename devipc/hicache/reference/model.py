@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 
 __all__ = ["Layer", "LayerReady", "ModelShape", "PagedModel", "Weights"]
 
@@ -74,6 +75,12 @@ class PagedModel:
         ``(layers, pages, page_tokens, kv_heads, head_dim)``; written to.
     max_tokens : int
         Longest sequence.
+
+    Attributes
+    ----------
+    fused : bool
+        Prefill says that it is causal instead of handing over a mask: with a mask over grouped heads torch computes and
+        stores every score (``scaled_dot_product_attention`` of torch 2.11), which no serving system does.
     """
 
     def __init__(self, weights: Weights, k_pool: Tensor, v_pool: Tensor, *, max_tokens: int) -> None:
@@ -83,6 +90,7 @@ class PagedModel:
         self.page_tokens = k_pool.shape[2]
         self.device = k_pool.device
         self.dtype = weights.embed.dtype
+        self.fused = self.device.type != "cpu"
         half = self.shape.head_dim // 2
         frequencies = self.shape.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
         angles = torch.outer(torch.arange(max_tokens, dtype=torch.float64), frequencies)
@@ -116,7 +124,8 @@ class PagedModel:
         keys = torch.arange(page_count * self.page_tokens, device=self.device)
         # Rows behind the end see what the last token sees: what lies there was not written by this sequence.
         mask = (keys[None, :] <= positions.clamp(max=start + count - 1)[:, None])[None]
-        hidden = self._layers(rows[None], positions[None], target[None], table[None], mask, layer_ready)
+        causal = self.fused and (base + chunk_tokens) % self.page_tokens == 0  # the last row sees the last key
+        hidden = self._layers(rows[None], positions[None], target[None], table[None], mask, layer_ready, causal=causal)
         return self._logits(hidden[0, first + count - 1])
 
     @torch.inference_mode()
@@ -140,7 +149,15 @@ class PagedModel:
         return self._logits(hidden[:, 0])
 
     def _layers(
-        self, tokens: Tensor, positions: Tensor, target: Tensor, tables: Tensor, mask: Tensor, layer_ready: LayerReady
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        target: Tensor,
+        tables: Tensor,
+        mask: Tensor,
+        layer_ready: LayerReady,
+        *,
+        causal: bool = False,
     ) -> Tensor:
         """Run all layers on ``(sequences, rows)`` tokens; keys and values go to rows ``target`` of the pool."""
         shape = self.shape
@@ -153,13 +170,13 @@ class PagedModel:
             layer_ready(number)
             self._k[number].flatten(0, 1)[target] = _rotate(k, cos, sin).to(self._k.dtype)
             self._v[number].flatten(0, 1)[target] = v.to(self._v.dtype)
-            attended = self._attend(_rotate(q, cos, sin), number, tables, mask)
+            attended = self._attend(_rotate(q, cos, sin), number, tables, mask, causal=causal)
             hidden = hidden + attended.flatten(2) @ layer.o.T
             gate, up = (_rms(hidden, layer.post_norm, shape.norm_eps) @ layer.gate_up.T).chunk(2, -1)
             hidden = hidden + (torch.nn.functional.silu(gate) * up) @ layer.down.T
         return hidden
 
-    def _attend(self, q: Tensor, number: int, tables: Tensor, mask: Tensor) -> Tensor:
+    def _attend(self, q: Tensor, number: int, tables: Tensor, mask: Tensor, *, causal: bool) -> Tensor:
         """Attend over the pages of each sequence: ``(n, rows, heads, head_dim)``."""
         # What lies behind a sequence's end, or in the trash page, may be anything, NaN included: it must not be read.
         # Filled by a kernel's argument: a zero that is copied to the device could not be recorded in a graph.
@@ -170,7 +187,7 @@ class PagedModel:
             q.transpose(1, 2),
             k.transpose(1, 2),
             v.transpose(1, 2),
-            attn_mask=mask[:, None],
+            attn_mask=causal_lower_right(q.shape[1], k.shape[1]) if causal else mask[:, None],
             scale=self._scale,
             enable_gqa=True,
         ).transpose(1, 2)
