@@ -1,21 +1,17 @@
-"""What every backend checks of an extent from another process before its driver sees it, and of its descriptors.
+"""What every backend checks of an extent from another process before its driver sees it.
 
-Owns shape, sizes and versions of payloads, and the check that tells a full descriptor table from a driver's own
-troubles. Knows no payload's meaning.
+Owns shape, sizes and versions of payloads, and where a chunk must lie. Knows no payload's meaning.
 """
 
 from __future__ import annotations
 
-import errno
-import os
-import resource
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from devipc.errors import DevIPCError, HandleError, ResourceExhausted
+from devipc.errors import BoundsError, HandleError
 from devipc.types import Chunk, ExportedExtent, HandleKind
 
-__all__ = ["PayloadShape", "check_payloads", "explain_missing_fd"]
+__all__ = ["PayloadShape", "check_chunk", "check_payloads"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +97,17 @@ def _check_side_by_side(chunk: Chunk, wrong: _Wrong, *, first: bool, last: bool)
         raise wrong("an earlier chunk of a grown range does not reach its end")
 
 
-def explain_missing_fd(error: DevIPCError, *, backend: str) -> DevIPCError:
-    """Return ``error``, or the :class:`ResourceExhausted` behind it when no descriptor is left.
+def check_chunk(chunk: Chunk, *, driver_nbytes: int) -> None:
+    """Check one chunk against the allocation size that the importing driver reports.
 
-    Drivers report a full descriptor table as anything but that.
+    Raises
+    ------
+    BoundsError
+        When the shared part does not lie inside ``driver_nbytes``.
     """
-    try:
-        os.close(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
-    except OSError as failed:
-        if failed.errno in (errno.EMFILE, errno.ENFILE):
-            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            return ResourceExhausted(
-                f"no file descriptor left: limit {soft}, at most {hard}; every physical block costs one",
-                code="fds",
-                remedy="raise `ulimit -n`, or release exports and mappings that are no longer used",
-                backend=backend,
-                status=error.status,
-            )
-    return error
+    if chunk.offset < 0 or chunk.nbytes <= 0 or chunk.offset + chunk.nbytes > driver_nbytes:
+        raise BoundsError(
+            f"shared range [{chunk.offset}, {chunk.offset + chunk.nbytes}) leaves the allocation of"
+            f" {driver_nbytes} bytes that the driver reports",
+            remedy="the exporter's handle is wrong or was changed on the way; export again",
+        )

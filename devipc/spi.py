@@ -1,17 +1,15 @@
 """The one module that a vendor imports: contracts, values, errors and the few helpers that every backend needs.
 
-Owns no logic of its own beyond closing descriptors. Everything a backend may rely on is named in ``__all__``; the
+Owns no logic of its own. Everything a backend may rely on is named in ``__all__``; the
 rest of devipc is none of its business.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
-
 from devipc.calltrace import report
 from devipc.capabilities import Capability, Verdict
 from devipc.deadline import call_with_deadline
+from devipc.descriptors import Descriptor, close_fds, explain_missing_fd, file_of
 from devipc.errors import (
     BoundsError,
     CapabilityError,
@@ -26,7 +24,7 @@ from devipc.errors import (
     UsageError,
     VendorStatus,
 )
-from devipc.extents import PayloadShape, check_payloads, explain_missing_fd
+from devipc.extents import PayloadShape, check_chunk, check_payloads
 from devipc.futex import futex_wait, futex_wake
 from devipc.hookspecs import CONTRACT_VERSION, hookimpl
 from devipc.interfaces.backend import Backend, Device
@@ -66,6 +64,7 @@ __all__ = [
     "Chunk",
     "ClosedError",
     "CompletionTimeout",
+    "Descriptor",
     "DevIPCError",
     "Device",
     "DeviceInfo",
@@ -105,6 +104,7 @@ __all__ = [
     "close_fds",
     "create_memfd",
     "explain_missing_fd",
+    "file_of",
     "futex_wait",
     "futex_wake",
     "hookimpl",
@@ -113,28 +113,3 @@ __all__ = [
     "round_up",
     "validate_memfd",
 ]
-
-
-def close_fds(fds: Iterable[int]) -> None:
-    """Close descriptors that an :class:`ExportedExtent` owns; one that is closed already is passed over."""
-    for fd in fds:
-        try:
-            os.close(fd)
-        except OSError:
-            continue
-
-
-def check_chunk(chunk: Chunk, *, driver_nbytes: int) -> None:
-    """Check one chunk against the allocation size that the importing driver reports.
-
-    Raises
-    ------
-    BoundsError
-        When the shared part does not lie inside ``driver_nbytes``.
-    """
-    if chunk.offset < 0 or chunk.nbytes <= 0 or chunk.offset + chunk.nbytes > driver_nbytes:
-        raise BoundsError(
-            f"shared range [{chunk.offset}, {chunk.offset + chunk.nbytes}) leaves the allocation of"
-            f" {driver_nbytes} bytes that the driver reports",
-            remedy="the exporter's handle is wrong or was changed on the way; export again",
-        )

@@ -15,16 +15,17 @@ from typing import Any
 from devipc.spi import (
     AllocationInfo,
     Chunk,
+    Descriptor,
     DevIPCError,
     ExportedExtent,
     HandleKind,
     OpenedExtent,
     check_chunk,
+    explain_missing_fd,
     round_up,
 )
 from devipc_cuda import driver, payload
 from devipc_cuda.context import Context
-from devipc_cuda.descriptors import explain_missing
 from devipc_cuda.memory_legacy import BLOCK_NBYTES
 
 __all__ = ["PoolExports", "PoolImports", "allocate_from_pool", "free_with_pool"]
@@ -75,7 +76,7 @@ class PoolExports:
         try:
             fd = int(driver.call("cuMemPoolExportToShareableHandle", pool, driver.fd_handle_type(), 0))
         except DevIPCError as error:
-            raise explain_missing(error) from error
+            raise explain_missing_fd(error, backend="cuda") from error
         try:
             os.set_inheritable(fd, False)
             data = driver.handle_bytes(driver.call("cuMemPoolExportPointer", info.base))
@@ -170,10 +171,13 @@ class PoolImports:
         return pointer
 
     def _import_pool(self, identity: bytes, fd: int) -> _Pool:
+        own = Descriptor(fd, backend="cuda")
         try:
-            handle = driver.call("cuMemPoolImportFromShareableHandle", fd, driver.fd_handle_type(), 0)
+            handle = driver.call("cuMemPoolImportFromShareableHandle", own.number, driver.fd_handle_type(), 0)
         except DevIPCError as error:
-            raise explain_missing(error) from error
+            raise explain_missing_fd(error, backend="cuda") from error
+        finally:
+            own.close()
         try:
             # Access does not travel with the pool.
             driver.call("cuMemPoolSetAccess", handle, [driver.access_desc(self._context.ordinal)], 1)

@@ -15,6 +15,7 @@ from devipc.spi import (
     BoundsError,
     CapabilityError,
     Chunk,
+    Descriptor,
     DevIPCError,
     ExportedExtent,
     HandleError,
@@ -23,10 +24,10 @@ from devipc.spi import (
     UsageError,
     check_chunk,
     close_fds,
+    explain_missing_fd,
     round_up,
 )
 from devipc_cuda import driver, payload
-from devipc_cuda.descriptors import explain_missing
 from devipc_cuda.memory_query import Mapping, mappings_from
 from devipc_cuda.status import INVALID_VALUE, NOT_SUPPORTED, error_for
 
@@ -199,7 +200,7 @@ def _export_block(base: int) -> int:
     try:
         fd = int(driver.call("cuMemExportToShareableHandle", handle, driver.fd_handle_type(), 0))
     except DevIPCError as error:
-        raise explain_missing(error) from error
+        raise explain_missing_fd(error, backend="cuda") from error
     finally:
         driver.call("cuMemRelease", handle)
     os.set_inheritable(fd, False)
@@ -209,15 +210,17 @@ def _export_block(base: int) -> int:
 def open_vmm(extents: Sequence[ExportedExtent], *, ordinal: int) -> list[OpenedExtent]:
     """Import every chunk of every extent, map all side by side, and let go of the handles; all or nothing.
 
-    The descriptors stay the caller's: the driver keeps its own reference.
+    The descriptors stay the caller's: the driver is given duplicates, and has its own references once all is mapped.
     """
     chunks = [chunk for extent in extents for chunk in extent.chunks]
     for chunk in chunks:
         check_chunk(chunk, driver_nbytes=chunk.allocation_nbytes)
     handles: list[Any] = []
+    own: list[Descriptor] = []
     try:
         for fd in (fd for extent in extents for fd in extent.fds):
-            handles.append(_import_block(fd, ordinal=ordinal))
+            own.append(Descriptor(fd, backend="cuda"))
+            handles.append(_import_block(own[-1].number, ordinal=ordinal))
         sizes = [chunk.allocation_nbytes for chunk in chunks]
         try:
             reservation = map_side_by_side(list(zip(handles, sizes, strict=True)), ordinal=ordinal)
@@ -233,6 +236,8 @@ def open_vmm(extents: Sequence[ExportedExtent], *, ordinal: int) -> list[OpenedE
     finally:
         for handle in reversed(handles):
             driver.attempt("cuMemRelease", handle)
+        for descriptor in own:
+            descriptor.close()
     opened, at = [], 0
     for extent in extents:
         nbytes = sum(chunk.allocation_nbytes for chunk in extent.chunks)
@@ -246,7 +251,7 @@ def _import_block(fd: int, *, ordinal: int) -> Any:
     try:
         handle = driver.call("cuMemImportFromShareableHandle", fd, driver.fd_handle_type())
     except DevIPCError as error:
-        raise explain_missing(error) from error
+        raise explain_missing_fd(error, backend="cuda") from error
     status, prop = driver.attempt("cuMemGetAllocationPropertiesFromHandle", handle)
     if status == 0 and int(prop.location.type) == 1 and int(prop.location.id) != ordinal:
         driver.attempt("cuMemRelease", handle)

@@ -167,7 +167,7 @@ def check_grown(device: Any, sim: Any, channel: Channel) -> None:
         device.memory.close(opened)
 
 
-@pytest.mark.parametrize("fd_mode", [0, 2])
+@pytest.mark.parametrize("fd_mode", [0, 1, 2])
 @simulated()
 def test_a_peer_maps_all_blocks_side_by_side(fd_mode: int, device: Any, sim: Any) -> None:
     sizes = [BLOCK, 10 * BLOCK, BLOCK, 3 * BLOCK]

@@ -19,6 +19,7 @@ from devipc.spi import (
     Capability,
     CapabilityError,
     Chunk,
+    Descriptor,
     DeviceLostError,
     DevIPCError,
     ExportedExtent,
@@ -35,7 +36,7 @@ from devipc_hip import driver, layouts, payload
 from devipc_hip.context import Context
 from devipc_hip.memory_plain import NO_CANARY, TAIL_NBYTES, allocate_plain, attach, check_opened
 from devipc_hip.memory_query import Mapping
-from devipc_hip.opening import Descriptor, open_in_time
+from devipc_hip.opening import open_in_time
 from devipc_hip.status import INVALID_VALUE
 
 __all__ = ["DmabufKind", "DmabufMapping", "close_dmabuf", "export_dmabuf", "open_dmabuf"]
@@ -178,7 +179,7 @@ def _check_fd(fd: int, nbytes: int) -> None:
 
 
 def _open_once(fd: int, chunk: Chunk, canary: bytes, whole: int, context: Context) -> DmabufMapping:
-    own = Descriptor(fd)
+    own = Descriptor(fd, backend="hip")
     try:
         memory = open_in_time(
             context,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from devipc.spi import (
     AllocationInfo,
     Chunk,
+    Descriptor,
     DevIPCError,
     ExportedExtent,
     HandleKind,
@@ -25,7 +26,7 @@ from devipc.spi import (
 from devipc_hip import driver, layouts, payload
 from devipc_hip.context import Context
 from devipc_hip.memory_plain import BLOCK_NBYTES
-from devipc_hip.opening import Descriptor, open_in_time
+from devipc_hip.opening import open_in_time
 
 __all__ = ["PoolExports", "PoolImports", "allocate_from_pool", "free_with_pool"]
 
@@ -171,7 +172,7 @@ class PoolImports:
         return pointer
 
     def _import_pool(self, identity: bytes, fd: int) -> _Pool:
-        own = Descriptor(fd)
+        own = Descriptor(fd, backend="hip")
         try:
             handle = open_in_time(
                 self._context,

@@ -21,6 +21,7 @@ from devipc.spi import (
     Capability,
     CapabilityError,
     Chunk,
+    Descriptor,
     DevIPCError,
     ExportedExtent,
     HandleKind,
@@ -35,7 +36,7 @@ from devipc.spi import (
 from devipc_hip import driver, layouts, payload
 from devipc_hip.context import Context
 from devipc_hip.memory_query import Mapping, mappings_from
-from devipc_hip.opening import Descriptor, open_in_time
+from devipc_hip.opening import open_in_time
 from devipc_hip.status import INVALID_VALUE, NOT_SUPPORTED
 
 __all__ = ["Reservation", "VmmImports", "allocate_vmm", "export_vmm"]
@@ -218,7 +219,7 @@ class VmmImports:
         try:
             for fd, chunk in zip(extent.fds, extent.chunks, strict=True):
                 _check_size(fd, chunk.allocation_nbytes)
-                own.append(Descriptor(fd))
+                own.append(Descriptor(fd, backend="hip"))
                 handles.append(self._import(own[-1]))
             sizes = [chunk.allocation_nbytes for chunk in extent.chunks]
             try:
@@ -262,7 +263,7 @@ class VmmImports:
                 try:
                     fd = _export_handle(handle)
                     try:
-                        self._by_address = self._takes_address(Descriptor(fd))
+                        self._by_address = self._takes_address(Descriptor(fd, backend="hip"))
                     finally:
                         os.close(fd)
                 finally:

@@ -73,6 +73,15 @@ def test_values_arrive_in_order_by_every_strategy(tmp_path: Path) -> None:
     assert passed(report, "ORD-086") == ALL
 
 
+@pytest.mark.long
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("mode", [1, 2])
+def test_threads_open_at_once_whatever_becomes_of_the_descriptors(mode: int, tmp_path: Path) -> None:
+    """Of one extent, so that a number that was closed comes back as the same file."""
+    report = run_suite(tmp_path, environment({"fd_mode": mode}), "--devipc-backend", "hip", "--devipc-only", "MEM-107")
+    assert passed(report, "MEM-107") >= {"vmm_fd", "pool"}
+
+
 def forwarded() -> dict[str, str]:
     """Variables of a process whose runtime passes calls on to the simulated driver of another vendor."""
     folders = []

@@ -15,21 +15,18 @@ import ctypes
 import errno
 import fcntl
 import os
-import resource
 import struct
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from devipc.spi import CapabilityError, HandleError, ResourceExhausted
+from devipc.spi import CapabilityError, Descriptor, HandleError, explain_missing_fd, file_of
 from devipc_levelzero.abi import HANDLE_NBYTES, IpcHandle
 
 __all__ = [
     "check_place",
     "duplicate",
     "fd_of_process",
-    "fd_status",
     "number_in",
     "patched",
     "process_start",
@@ -38,10 +35,8 @@ __all__ = [
 
 _NUMBER = struct.Struct("<Q")
 _PIDFD_GETFD = 438  # the same on every architecture of Linux
-_LOWEST_HIGH = 64
 _NUMBERS_AT = (0, 8, 22)  # the number, its copy in handles of pools, its copy in handles of memory
 _OFFSET_AT = 8
-_patching = threading.Lock()
 
 
 def to_handle(raw: bytes) -> IpcHandle:
@@ -55,7 +50,7 @@ def number_in(raw: bytes) -> int:
     return int(number)
 
 
-def duplicate(fd: int, *, lowest: int = 3) -> int:
+def duplicate(fd: int) -> int:
     """Return a descriptor of our own for ``fd``: the driver's own belong to its cache and are never closed by others.
 
     Raises
@@ -66,60 +61,28 @@ def duplicate(fd: int, *, lowest: int = 3) -> int:
         When ``fd`` is none.
     """
     try:
-        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
-    except (OSError, OverflowError) as error:
-        code = getattr(error, "errno", errno.EBADF)
-        if code in (errno.EMFILE, errno.EINVAL):
-            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            raise ResourceExhausted(
-                f"no file descriptor left: limit {soft}, at most {hard}",
-                code="fds",
-                remedy="raise `ulimit -n`, or release exports and mappings that are no longer used",
-                backend="levelzero",
-            ) from error
-        raise HandleError(
-            f"the handle names no open descriptor ({error})",
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    except (OSError, ValueError, OverflowError) as failed:
+        error = HandleError(
+            f"the handle names no open descriptor ({failed})",
             code="no_descriptor",
             remedy="export again; the memory may have been freed",
             backend="levelzero",
-        ) from error
-
-
-def fd_status(fd: int) -> tuple[int, int] | None:
-    """Return what tells one open file from all others, or None for a descriptor that is not open."""
-    try:
-        found = os.fstat(fd)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
+        )
+        raise explain_missing_fd(error, backend="levelzero") from failed
 
 
 @contextmanager
 def patched(raw: bytes, fd: int) -> Iterator[IpcHandle]:
     """Yield the handle as this process may open it, with a duplicate of ``fd`` that is gone afterwards.
 
-    It gets a number that is not the exporter's, and a high one: some drivers close what they were given, others do not,
-    so it is closed here only if it is still the same file, and nobody else is handed such a number in the meantime.
+    Its number is none that the handle holds: equal ones would send the driver to the process that the handle names.
     """
-    # Where a handle holds numbers again: equal ones would send the driver to the process that the handle names.
-    taken = {_NUMBER.unpack_from(raw, at)[0] for at in _NUMBERS_AT}
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    lowest = max(_LOWEST_HIGH, min(soft, 1 << 16) // 2)
-    before = fd_status(fd)
-    with _patching:
-        number = duplicate(fd, lowest=lowest)
-        while number in taken:
-            try:
-                other = duplicate(fd, lowest=number + 1)
-            finally:
-                os.close(number)
-            number = other
+    own = Descriptor(fd, backend="levelzero", avoid={_NUMBER.unpack_from(raw, at)[0] for at in _NUMBERS_AT})
     try:
-        yield to_handle(_NUMBER.pack(number) + raw[_NUMBER.size : HANDLE_NBYTES])
+        yield to_handle(_NUMBER.pack(own.number) + raw[_NUMBER.size : HANDLE_NBYTES])
     finally:
-        with _patching:
-            if before is not None and fd_status(number) == before:
-                os.close(number)
+        own.close()
 
 
 def check_place(raw: bytes, fd: int) -> None:
@@ -192,7 +155,7 @@ def fd_of_process(pid: int, start: int, number: int, expected: tuple[int, int]) 
 
 
 def _checked(fd: int, expected: tuple[int, int]) -> int:
-    if fd_status(fd) == expected:
+    if file_of(fd) == expected:
         return fd
     os.close(fd)
     raise _gone("the descriptor of the events is used for something else by now")

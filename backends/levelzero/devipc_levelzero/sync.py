@@ -31,12 +31,13 @@ from devipc.spi import (
     Stream,
     UsageError,
     Verdict,
+    file_of,
 )
 from devipc_levelzero import driver
 from devipc_levelzero.abi import HANDLE_NBYTES, IpcFlags, IpcHandle, make
 from devipc_levelzero.context import Context
 from devipc_levelzero.events import HOST_VISIBLE, IPC, SCOPE_HOST, create_event, create_pool, is_set
-from devipc_levelzero.handles import fd_of_process, fd_status, number_in, patched, process_start, to_handle
+from devipc_levelzero.handles import fd_of_process, number_in, patched, process_start, to_handle
 from devipc_levelzero.streams import native
 from devipc_levelzero.turns import Turns
 
@@ -156,7 +157,7 @@ class LevelZeroEvents:
         return pool
 
     def _file_of(self, fd: int) -> tuple[int, int]:
-        found = fd_status(fd) if fd < 2**31 else None
+        found = file_of(fd) if fd < 2**31 else None
         if found is None:
             raise CapabilityError(
                 "the handle of an event pool names no descriptor: it is of a form that this package does not know",

@@ -1,19 +1,16 @@
-"""Numbers of the descriptors that imports are given: closed once, by whom they belong to, whatever a runtime does."""
+"""Numbers of the descriptors that imports are given: closed once, by whom they belong to, whatever a driver does."""
 
 from __future__ import annotations
 
 import os
 import resource
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from devipc_hip.opening import Descriptor
 
-from devipc.spi import DriverError, ResourceExhausted, create_memfd
-
-from .peers import environment
-from .test_conformance import passed, run_suite
+from devipc.descriptors import Descriptor
+from devipc.errors import DriverError, HandleError, ResourceExhausted
+from devipc.memfd import create_memfd
 
 
 @pytest.fixture
@@ -24,9 +21,9 @@ def file() -> Iterator[int]:
 
 
 def test_a_number_that_a_runtime_closed_is_nobody_elses(file: int) -> None:
-    first = Descriptor(file)
-    os.close(first.number)  # as a runtime does that takes what it is given
-    second = Descriptor(file)  # of the same file, on another thread
+    first = Descriptor(file, backend="any")
+    os.close(first.number)  # as a driver does that takes what it is given
+    second = Descriptor(file, backend="any")  # of the same file, on another thread
     received = os.dup(file)
     assert len({first.number, second.number, received}) == 3
     first.close()
@@ -39,11 +36,11 @@ def test_a_number_that_a_runtime_closed_is_nobody_elses(file: int) -> None:
 
 
 def test_what_is_given_up_stays_open_and_its_number_is_not_used_again(file: int) -> None:
-    blocked = Descriptor(file)
-    blocked.close(after=DriverError("does not return", code="driver_blocked", backend="hip"))
+    blocked = Descriptor(file, backend="any")
+    blocked.close(after=DriverError("does not return", code="driver_blocked", backend="any"))
     assert os.fstat(blocked.number).st_ino == os.fstat(file).st_ino
     os.close(blocked.number)  # the call that was given up, at last
-    later = Descriptor(file)
+    later = Descriptor(file, backend="any")
     assert later.number != blocked.number
     later.close()
 
@@ -51,10 +48,22 @@ def test_what_is_given_up_stays_open_and_its_number_is_not_used_again(file: int)
 def test_a_descriptor_that_is_closed_already_is_refused_by_type() -> None:
     fd = create_memfd("gone", 4096)
     os.close(fd)
-    with pytest.raises(DriverError, match="Bad file descriptor") as refused:
-        Descriptor(fd)
-    assert refused.value.code == "descriptor"
-    assert refused.value.remedy
+    for number in (fd, -1, 2**40):
+        with pytest.raises(HandleError) as refused:
+            Descriptor(number, backend="any")
+        assert (refused.value.code, refused.value.backend) == ("no_descriptor", "any")
+        assert refused.value.remedy
+
+
+def test_a_number_to_avoid_is_not_taken_and_left_free(file: int) -> None:
+    first = Descriptor(file, backend="any")
+    first.close()
+    other = Descriptor(file, backend="any", avoid={first.number, first.number + 1})
+    assert other.number not in (first.number, first.number + 1)
+    for number in (first.number, first.number + 1):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(number)
+    other.close()
 
 
 def test_the_lower_numbers_are_taken_when_the_upper_are_in_use(file: int) -> None:
@@ -63,7 +72,7 @@ def test_the_lower_numbers_are_taken_when_the_upper_are_in_use(file: int) -> Non
     resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
     try:
         with pytest.raises(ResourceExhausted):
-            held.extend(Descriptor(file) for _ in range(129))
+            held.extend(Descriptor(file, backend="any") for _ in range(129))
         numbers = [one.number for one in held]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -71,13 +80,3 @@ def test_the_lower_numbers_are_taken_when_the_upper_are_in_use(file: int) -> Non
             one.close()
     assert numbers[0] >= 64
     assert min(numbers) < 64
-
-
-@pytest.mark.long
-@pytest.mark.simulator
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("mode", [1, 2])
-def test_threads_open_at_once_whatever_becomes_of_the_descriptors(mode: int, tmp_path: Path) -> None:
-    """Of one extent, so that a number that was closed comes back as the same file."""
-    report = run_suite(tmp_path, environment({"fd_mode": mode}), "--devipc-backend", "hip", "--devipc-only", "MEM-107")
-    assert passed(report, "MEM-107") >= {"vmm_fd", "pool"}
