@@ -65,6 +65,11 @@ class Run:
         return str(self.document["date"])[:10]
 
     @property
+    def where(self) -> str:
+        """The device, with its driver and the day in parentheses."""
+        return f"{self.device} ({', '.join(filter(None, (self.driver, self.date)))})"
+
+    @property
     def simulated(self) -> bool:
         """True when no real driver was below."""
         said = (self.document["settings"].get("simulated"), self.document["facts"].get("simulated"))
@@ -152,8 +157,8 @@ def read_run(path: Path) -> Run:
 def cell(runs: Sequence[Run], *, kind: str = "", strategy: str = "") -> str:
     """Return what is known of a handle kind or a strategy of one backend, from its runs, the best evidence first.
 
-    ``verified on DEVICE``; ``untested on its own hardware`` where the calls were passed on to another vendor's device;
-    ``no on DEVICE``, where a real device refused it by type; ``simulated, untested on
+    ``verified on DEVICE (DRIVER, DATE)``; ``untested on its own hardware`` where the calls were passed on to another
+    vendor's device; ``no on DEVICE (DRIVER, DATE)``, where a real device refused it by type; ``simulated, untested on
     hardware`` and ``no, simulated``, which are no evidence about any device; ``untested on hardware`` when it ran
     nowhere, or nowhere well; ``-`` when the backend knows no such thing.
     """
@@ -162,13 +167,13 @@ def cell(runs: Sequence[Run], *, kind: str = "", strategy: str = "") -> str:
     if runs and not any(result for _, result in found):
         return "-"
     passed = [run for run, result in found if result == Result.PASS.value]
-    real = list(dict.fromkeys(run.device for run in passed if not run.simulated and not run.foreign))
+    real = list(dict.fromkeys(run.where for run in passed if not run.simulated and not run.foreign))
     if real:
         return f"verified on {', '.join(real)}"
-    if lent := list(dict.fromkeys(run.device for run in passed if run.foreign)):
+    if lent := list(dict.fromkeys(run.where for run in passed if run.foreign)):
         return f"untested on its own hardware; calls proven on {', '.join(lent)}"
     refused = [run for run, result in found if result == Result.SKIP.value and not run.foreign]
-    if denied := list(dict.fromkeys(run.device for run in refused if not run.simulated)):
+    if denied := list(dict.fromkeys(run.where for run in refused if not run.simulated)):
         return f"no on {', '.join(denied)}"
     if passed:
         return "simulated, untested on hardware"
