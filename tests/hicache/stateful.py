@@ -8,16 +8,16 @@ numpy, msgspec and hypothesis, no device and no torch.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import os
 import socket
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from hypothesis import HealthCheck, seed, settings
@@ -30,13 +30,14 @@ from devipc.hicache.results import PageResult
 from devipc.hicache.ticket import Ticket
 from devipc.registry import load_backend
 from tests.hicache.deployment import DAEMON, INPROC, MESSAGES, InProcess, chosen, deployed
+from tests.hicache.enough import Enough, start, wait_for
 from tests.hicache.resident import resident_nbytes
 from tests.hicache.scenario import done
 from tests.hicache.world import TIMEOUT_S, World, until, world
 
-ROOT = Path(__file__).resolve().parents[2]
 KEYS, TIER_PAGES, PAGE_NBYTES = 14, 8, 512
 STEPS = 200
+LAST_S = 120.0
 some = st.lists(st.integers(0, KEYS - 1), min_size=1, max_size=5, unique=True)
 
 
@@ -286,10 +287,11 @@ def _descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def _work(operations: int, deployment: str, start: int) -> dict[str, Any]:
-    """Run until so many operations are done; return how many there were, and what was held on the way."""
-    began, number, held = time.monotonic(), 0, []
-    while CacheMachine.operations < operations:
+def _work(operations: int, deployment: str, start: int, enough: Enough) -> dict[str, Any]:
+    """Run until so many operations are done, or it is enough; return how many, and what was held on the way."""
+    began, number = time.monotonic(), 0
+    held: list[tuple[int, int]] = []
+    while CacheMachine.operations < operations and not (held and enough):
         run(20, deployment=deployment, start=start + number)
         number += 1
         gc.collect()
@@ -305,45 +307,51 @@ def _work(operations: int, deployment: str, start: int) -> dict[str, Any]:
     }
 
 
-def _shared(chosen: argparse.Namespace) -> int:
+def _shared(chosen: argparse.Namespace, enough: Enough) -> int:
     """Share the work out to processes, and say what they said."""
     share = -(-chosen.operations // chosen.processes)
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "tests.hicache.stateful", "--operations", str(share), "--processes", "1"]
-        command += ["--deployment", chosen.deployment]
+    command = ["tests.hicache.stateful", "--operations", str(share), "--processes", "1"]
+    command += ["--deployment", chosen.deployment]
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as files:
+        said = [files.enter_context(open(os.path.join(folder, str(n)), "w+")) for n in range(chosen.processes)]
         children = [
-            subprocess.Popen(
-                [*command, "--seed", str(chosen.seed + 1_000_000 * number)],
-                cwd=ROOT,
-                stdout=subprocess.PIPE,
-                env={**os.environ, "TMPDIR": folder},
-                text=True,
-            )
-            for number in range(chosen.processes)
+            start([*command, "--seed", str(chosen.seed + 1_000_000 * number)], stdout=file, folder=folder)
+            for number, file in enumerate(said)
         ]
-        texts = [child.communicate()[0] for child in children]
-    for text, child in zip(texts, children, strict=True):
-        if child.returncode:
-            print(text)  # the operations that failed
-    said = [{} if child.returncode else json.loads(text) for text, child in zip(texts, children, strict=True)]
-    more = [one["descriptors_late"] - one["descriptors_early"] for one in said if one]
-    grown = [one["resident_late"] - one["resident_early"] for one in said if one]
+        why = wait_for(children, lambda: any(child.poll() is None for child in children), enough, LAST_S)
+        found = _account([(child.returncode, file) for child, file in zip(children, said, strict=True)])
     found = {
         "command": f"python -m tests.hicache.stateful --operations {chosen.operations} --processes {chosen.processes}"
         f" --deployment {chosen.deployment} --seed {chosen.seed}",
-        "operations": sum(one.get("operations", 0) for one in said),
+        "incomplete": f"{why}: {found['operations']} of {chosen.operations} operations" if why else "",
         "wall_s": round(time.monotonic() - began, 1),
-        "failed": sum(child.returncode != 0 for child in children),
-        "resident_grew_nbytes_at_most": max(grown, default=0),
-        "descriptors_grew_at_most": max(more, default=0),
-        "processes": said,
+        **found,
     }
     text = json.dumps(found, indent=2)
     print(text)
     if chosen.json:
         Path(chosen.json).write_text(text + "\n")
-    return 1 if found["failed"] else 0
+    return 1 if found["failed"] else enough.exit_code
+
+
+def _account(ended: list[tuple[int, TextIO]]) -> dict[str, Any]:
+    said: list[dict[str, Any]] = []
+    for code, file in ended:
+        file.seek(0)
+        if code:
+            print(file.read())  # the operations that failed
+        else:
+            said.append(json.loads(file.read()))
+    return {
+        "operations": sum(one["operations"] for one in said),
+        "failed": len(ended) - len(said),
+        "resident_grew_nbytes_at_most": max((one["resident_late"] - one["resident_early"] for one in said), default=0),
+        "descriptors_grew_at_most": max(
+            (one["descriptors_late"] - one["descriptors_early"] for one in said), default=0
+        ),
+        "processes": said,
+    }
 
 
 def main() -> int:
@@ -352,11 +360,13 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--deployment", choices=[INPROC, DAEMON, MESSAGES], default=INPROC)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", default="", help="also write the account there")
+    parser.add_argument("--time-limit", type=float, default=0.0, metavar="S", help="end early, after S seconds")
+    parser.add_argument("--json", default="", help="also write the account there, of several processes")
     chosen = parser.parse_args()
+    enough = Enough(chosen.time_limit)
     if chosen.processes > 1:
-        return _shared(chosen)
-    print(json.dumps(_work(chosen.operations, chosen.deployment, chosen.seed)))
+        return _shared(chosen, enough)
+    print(json.dumps(_work(chosen.operations, chosen.deployment, chosen.seed, enough)))
     return 0
 
 

@@ -1,7 +1,8 @@
 """``python -m tests.hicache.chaos --kills 5000 --rigs 14 --seed 1 --json FILE``: rigs side by side, one account.
 
 Needs numpy and msgspec, no device and no torch. The same seed, kills and rigs bring the same faults in the same order;
-what they meet is up to the scheduler of the machine.
+what they meet is up to the scheduler of the machine. Interrupted, by SIGINT, SIGTERM or ``--time-limit``, each rig ends
+its round and looks at everything once more; then there is an account of what was done, marked as incomplete.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import platform
 import random
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.hicache.chaos.rig import ROUND_S
+from tests.hicache.enough import Enough, start, wait_for
 
 
 class Summary:
@@ -73,40 +76,42 @@ def _quantiles(values: list[float]) -> dict[str, float]:
     return {f"p{100 * q:g}": round(ordered[int(q * (len(ordered) - 1))], 3) for q in (0.5, 0.99, 1.0)}
 
 
-def run(kills: int, rigs: int, seed: int) -> dict[str, Any]:
-    """Run all rigs to their end; return the summary."""
+def run(kills: int, rigs: int, seed: int, enough: Enough | None = None) -> dict[str, Any]:
+    """Run all rigs to their end, or until it is enough; return the summary."""
     summary, lock, began = Summary(), threading.Lock(), time.monotonic()
     seeds = random.Random(seed)
     shares = [kills // rigs + (number < kills % rigs) for number in range(rigs)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.hicache.chaos.rig", str(seeds.randrange(2**31)), str(share)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for share in shares
-    ]
 
     def listen(process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            with lock:
-                summary.take(json.loads(line))
+            if line.endswith("\n"):  # else it was killed while it said so
+                with lock:
+                    summary.take(json.loads(line))
         process.wait()
         process.stdout.close()
 
-    threads = [threading.Thread(target=listen, args=(process,)) for process in processes]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [
+            start(
+                ["tests.hicache.chaos.rig", str(seeds.randrange(2**31)), str(share)],
+                stdout=subprocess.PIPE,
+                folder=folder,
+            )
+            for share in shares
+        ]
+        threads = [threading.Thread(target=listen, args=(process,)) for process in processes]
+        for thread in threads:
+            thread.start()
+        why = wait_for(processes, lambda: any(thread.is_alive() for thread in threads), enough, 2 * ROUND_S)
     lost = [process.returncode for process in processes if process.returncode not in (0, 1)]
+    found = summary.to_json()
     return {
         "command": f"python -m tests.hicache.chaos --kills {kills} --rigs {rigs} --seed {seed}",
+        "incomplete": f"{why}: {found['kills']} of {kills} kills" if why else "",
         "machine": {"processors": os.cpu_count(), "python": platform.python_version(), "linux": platform.release()},
         "wall_s": round(time.monotonic() - began, 1),
-        **summary.to_json(),
+        **found,
         "rigs_that_ended_without_a_word": lost,
     }
 
@@ -116,14 +121,16 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--rigs", type=int, default=max(2, (os.cpu_count() or 2) - 2))
     parser.add_argument("--seed", type=int, default=random.randrange(2**31))
+    parser.add_argument("--time-limit", type=float, default=0.0, metavar="S", help="end early, after S seconds")
     parser.add_argument("--json", default="", help="also write the summary there")
     chosen = parser.parse_args()
-    found = run(chosen.kills, chosen.rigs, chosen.seed)
+    enough = Enough(chosen.time_limit)
+    found = run(chosen.kills, chosen.rigs, chosen.seed, enough)
     text = json.dumps(found, indent=2)
     print(text)
     if chosen.json:
         Path(chosen.json).write_text(text + "\n")
-    return 1 if found["failed"] or found["rigs_that_ended_without_a_word"] else 0
+    return 1 if found["failed"] or found["rigs_that_ended_without_a_word"] else enough.exit_code
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from tests.hicache.chaos.patience import Patience
 from tests.hicache.chaos.worker import WorkerProcess
 from tests.hicache.daemon.daemons import Daemon, alive, until
 from tests.hicache.engine_with_faults import FOLDER, Faults
+from tests.hicache.enough import Enough
 
 SLOW_S = 0.02
 ROUND_S = 60.0
@@ -346,8 +347,8 @@ class Rig:
                 worker.kill()
 
 
-def run(seed: int, kills: int) -> dict[str, Any]:
-    """Kill so often; return how it ended."""
+def run(seed: int, kills: int, enough: Enough) -> dict[str, Any]:
+    """Kill so often, unless it is enough before; return how it ended."""
     began = time.monotonic()
     ended: dict[str, Any] = {"seed": seed, "failed": "", "kills": 0, "hung": False, "begun": 0}
     with tempfile.TemporaryDirectory(prefix="chaos") as folder, contextlib.ExitStack() as stack:
@@ -357,7 +358,7 @@ def run(seed: int, kills: int) -> dict[str, Any]:
             stack.callback(rig.close)
             patience = Patience(ROUND_S, rig.kill_all)
             stack.callback(patience.end)
-            while rig.kills < kills:
+            while rig.kills < kills and not enough:
                 print(json.dumps(rig.round()), flush=True)
                 patience.again()
             rig.end()
@@ -374,7 +375,7 @@ def run(seed: int, kills: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    ended = run(int(sys.argv[1]), int(sys.argv[2]))
+    ended = run(int(sys.argv[1]), int(sys.argv[2]), Enough())
     print(json.dumps(ended), flush=True)
     return 1 if ended["failed"] else 0
 
