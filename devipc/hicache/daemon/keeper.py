@@ -119,7 +119,7 @@ class Keeper:
         self._begun = threading.Event()
         self.failure: DevIPCError | None = None
         self._patience_s = _LETTING_GO_S
-        # One thread starts all of them: an engine dies with the thread that is its parent.
+        # One thread starts all of them, each when nothing of the one before is left.
         self._thread = threading.Thread(target=self._run, name="devipc-hicache-keeper", daemon=True)
 
     @property
