@@ -39,6 +39,10 @@ def command() -> None:
 @click.option("--junit", type=click.Path(dir_okay=False, path_type=Path), help="Write a JUnit file here.")
 @click.option("--required", is_flag=True, help="A skip that the profile does not list is a failure.")
 @click.option("--simulated", is_flag=True, help="The driver is no real one; the results say so.")
+@click.option("--jobs", type=click.IntRange(1, 64), default=1, help="Deal the cases out to as many processes.")
+@click.option(
+    "--share", default="1/1", metavar="NUMBER/OF", help="Run one part of the cases alone, 1/4 to 4/4 of four."
+)
 @click.option("--large", is_flag=True, help="Run cases that need gigabytes, and more rounds of some others.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the results as one JSON document; progress goes to stderr."
@@ -53,6 +57,8 @@ def run(
     junit: Path | None,
     required: bool,
     simulated: bool,
+    jobs: int,
+    share: str,
     large: bool,
     as_json: bool,
 ) -> None:
@@ -63,14 +69,19 @@ def run(
     """
     from devipc.conformance.results import SuiteError
     from devipc.conformance.running import profile_of, run
+    from devipc.conformance.shares import read_share, run_shares
 
+    part = read_share(share)
+    if jobs > 1:
+        _run_beside(run_shares, jobs, results, as_json=as_json, refused=bool(junit) or part != (1, 1))
+        return
     if os.getcwd() not in sys.path:  # profiles and backends that are not installed are found where one stands
         sys.path.insert(0, os.getcwd())
     wanted = profile_of(backend=backend, profile=profile, device=device, required=required, simulated=simulated)
     names = [part.strip() for part in only.split(",") if part.strip()]
     try:
         with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
-            good, document = run(wanted, only=names, results=results, junit=junit, large=large)
+            good, document = run(wanted, only=names, results=results, junit=junit, large=large, share=part)
     except SuiteError as error:
         click.echo(f"devipc: {error}", err=True)
         sys.exit(EXIT_FAILED)
@@ -78,6 +89,19 @@ def run(
         click.echo(json.dumps(document, indent=1))
     if not good:
         sys.exit(EXIT_FAILED)
+
+
+def _run_beside(run_shares: Any, jobs: int, results: Path | None, *, as_json: bool, refused: bool) -> None:
+    if refused:
+        raise UsageError("--jobs goes with neither --junit nor --share", remedy="leave one of them out")
+    given = click.get_current_context().params
+    arguments = [f"--{name}={given[name]}" for name in ("backend", "profile", "device", "only") if given[name]] + [
+        f"--{name}" for name in ("required", "simulated", "large") if given[name]
+    ]
+    code, document = run_shares(arguments, jobs=jobs, results=results, say=lambda line: click.echo(line, err=as_json))
+    if as_json and document:
+        click.echo(json.dumps(document, indent=1))
+    sys.exit(code)
 
 
 @command.command("list")

@@ -103,17 +103,19 @@ class _Run:
             metafunc.parametrize("strategy", list(Strategy), ids=[one.value for one in Strategy], indirect=True)
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Keep what was asked for."""
-        if not self._suite.only:
+        """Keep what was asked for, and of that the share of this process."""
+        number, shares = self._suite.share
+        if not self._suite.only and shares == 1:
             return
-        kept: list[pytest.Item] = []
-        dropped: list[pytest.Item] = []
-        for item in items:
-            known = case_of(item)
-            wanted = known is not None and bool({known.id, known.id.partition("-")[0]} & set(self._suite.only))
-            (kept if wanted else dropped).append(item)
+        wanted = [item for item in items if self._is_asked_for(item)]
+        kept = wanted[number - 1 :: shares]
+        dropped = [item for item in items if item not in set(kept)]
         items[:] = kept
         config.hook.pytest_deselected(items=dropped)
+
+    def _is_asked_for(self, item: pytest.Item) -> bool:
+        known, only = case_of(item), set(self._suite.only)
+        return not only or (known is not None and bool({known.id, known.id.partition("-")[0]} & only))
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Skip what was not asked for."""

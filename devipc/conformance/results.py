@@ -10,7 +10,7 @@ import enum
 import json
 import platform
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,14 @@ __all__ = [
     "backend_package",
     "describe",
     "is_backends_fault",
+    "merged",
+    "write_results",
 ]
 
 SCHEMA = "devipc.conformance/1"
 """Name of the file's form."""
+
+_OF_A_RUN = ("schema", "devipc", "backend", "driver", "bindings", "device", "settings")
 
 
 class Result(enum.StrEnum):
@@ -112,14 +116,7 @@ class Recorder:
 
     def by_case(self) -> dict[str, Result]:
         """Return the worst result of each case; it counts as skipped only when all its parameters were."""
-        worst: dict[str, Result] = {}
-        for record in self._records.values():
-            known = worst.setdefault(record.case.id, record.result)
-            if {known, record.result} == {Result.PASS, Result.SKIP}:
-                worst[record.case.id] = Result.PASS
-            else:
-                worst[record.case.id] = max(known, record.result, key=lambda result: result.rank)
-        return worst
+        return _worst((record.case.id, record.result) for record in self._records.values())
 
     def skips(self) -> dict[str, dict[str, str]]:
         """Return why cases were skipped: by case, then by its parameters."""
@@ -151,11 +148,52 @@ class Recorder:
             "tests": [record.to_json() for record in self._records.values()],
         }
 
-    def write(self, path: Path, document: Mapping[str, Any]) -> None:
-        """Write the document, whole or not at all."""
-        partial = path.with_name(f"{path.name}.partial")
-        partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
+
+def write_results(path: Path, document: Mapping[str, Any]) -> None:
+    """Write the results of a run, whole or not at all."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def merged(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the results of one run from those of its shares, which ran the same suite against the same device.
+
+    Raises
+    ------
+    SuiteError
+        When two of them are not of one run.
+    """
+    first = documents[0]
+    for other in documents[1:]:
+        if differing := [name for name in _OF_A_RUN if other[name] != first[name]]:
+            raise SuiteError(f"shares of one run differ in {', '.join(differing)}")
+    tests = sorted((test for document in documents for test in document["tests"]), key=lambda test: test["id"])
+    results = [Result(test["result"]) for test in tests]
+    skips: dict[str, dict[str, str]] = {}
+    for document in documents:
+        for identity, reasons in document["skips"].items():
+            skips.setdefault(identity, {}).update(reasons)
+    cases = _worst((test["id"], result) for test, result in zip(tests, results, strict=True))
+    return {
+        **first,
+        "date": min(document["date"] for document in documents),
+        "counts": {result.value: results.count(result) for result in Result},
+        "skips": dict(sorted(skips.items())),
+        "cases": {identity: result.value for identity, result in sorted(cases.items())},
+        "tests": tests,
+    }
+
+
+def _worst(results: Iterable[tuple[str, Result]]) -> dict[str, Result]:
+    worst: dict[str, Result] = {}
+    for identity, result in results:
+        known = worst.setdefault(identity, result)
+        if {known, result} == {Result.PASS, Result.SKIP}:
+            worst[identity] = Result.PASS
+        else:
+            worst[identity] = max(known, result, key=lambda one: one.rank)
+    return worst
 
 
 def backend_package(backend: Backend) -> str:

@@ -89,12 +89,16 @@ class Rig:
             answer = device.capabilities().get("transfer")
             raise Unavailable(f"no transfer interface: {answer.reason if answer is not None else 'no reason given'}")
         self.transfer: DeviceTransfer = device.transfer
-        try:
-            self.staging = Staging(device.transfer, STAGING_NBYTES)
-        except CapabilityError as error:
-            raise Unavailable(f"content cannot be moved, host memory is not registered: {error.message}") from error
-        self.words = Staging(device.transfer, PAGE)
-        self.stream = device.transfer.create_stream()
+        with contextlib.ExitStack() as undo:
+            try:
+                self.staging = Staging(device.transfer, STAGING_NBYTES)
+            except CapabilityError as error:
+                raise Unavailable(f"content cannot be moved, host memory is not registered: {error.message}") from error
+            undo.callback(self.staging.close)
+            self.words = Staging(device.transfer, PAGE)
+            undo.callback(self.words.close)
+            self.stream = device.transfer.create_stream()
+            undo.pop_all()
         self._next_word = 1  # primitives are tried on word 0
         self._refusals: dict[str, str] = {}
         self._ballast: tuple[Allocation, Staging] | None = None
@@ -250,7 +254,12 @@ class Rig:
     def queue_copies(self, stream: Stream) -> None:
         """Queue copies to the device that take about half a second: over the wire, since queues are not endless."""
         if self._ballast is None:
-            self._ballast = self.memory.allocate(_COPY_NBYTES), Staging(self.transfer, _COPY_NBYTES)
+            staging = Staging(self.transfer, _COPY_NBYTES)
+            try:
+                self._ballast = self.memory.allocate(_COPY_NBYTES), staging
+            except BaseException:
+                staging.close()
+                raise
             self._copy_ballast(stream, 2)  # the first ones also touch the memory for the first time
             self.finish(stream, "copies to the device")
             started = time.monotonic()
@@ -285,10 +294,13 @@ class Rig:
             pass
 
     def _warm_up_events(self) -> None:
-        event = self.events.create()
-        self.events.export(event)
-        self.events.record(event, self.stream)
-        self.events.destroy(event)
+        events = self.events
+        event = events.create()
+        try:
+            events.export(event)
+            events.record(event, self.stream)
+        finally:
+            events.destroy(event)
 
     def _warm_up_kind(self, kind: HandleKind) -> None:
         allocation = self.memory.allocate(PAGE, kind=kind, zero=True)

@@ -54,6 +54,7 @@ def run(
     results: Path | None = None,
     junit: Path | None = None,
     large: bool = False,
+    share: tuple[int, int] = (1, 1),
 ) -> tuple[bool, dict[str, Any]]:
     """Run the suite in this process; blocks until it is over, and ends this process when a driver is stuck.
 
@@ -67,6 +68,8 @@ def run(
         Where files go: the results as JSON, and what continuous integration reads.
     large : bool
         Run cases that need gigabytes too.
+    share : tuple of int
+        Which of how many parts is run, the first being 1; see :func:`devipc.conformance.shares.run_shares`.
 
     Returns
     -------
@@ -85,7 +88,9 @@ def run(
     known = {*areas(), *(case.id for case in cases())}
     if unknown := [name for name in only if name not in known]:
         raise UsageError(f"no case or area {', '.join(unknown)}", remedy="see `devipc conformance list`")
-    suite = Suite(profile, large=large, only=tuple(only), results=results)
+    if share[1] > 1:  # other shares use the device
+        profile = dataclasses.replace(profile, exclusive_device=False)
+    suite = Suite(profile, large=large, only=tuple(only), results=results, share=share)
     arguments = ["--pyargs", "devipc.conformance", "-c", os.devnull, "--rootdir", os.getcwd()]
     arguments += ["--noconftest", "-p", "no:cacheprovider", "-q", "--tb=short"]
     arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # the catalogue was imported before pytest began

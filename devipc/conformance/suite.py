@@ -15,9 +15,9 @@ from devipc.completion import create_fence
 from devipc.conformance import roles_memory
 from devipc.conformance.peers import Peer, Peers
 from devipc.conformance.profile import BackendProfile, find_backend, find_profile
-from devipc.conformance.results import Recorder, SuiteError, backend_package
+from devipc.conformance.results import Recorder, SuiteError, backend_package, write_results
 from devipc.conformance.rig import Rig
-from devipc.conformance.sharing import mapped, shared_by_peer
+from devipc.conformance.sharing import shared, shared_by_peer
 from devipc.conformance.staging import Unavailable, attempt
 from devipc.conformance.worker import open_device
 from devipc.errors import CapabilityError, DevIPCError, UsageError
@@ -44,10 +44,21 @@ class Suite:
         Ids or areas to run; everything when empty.
     results : Path, optional
         Where the file goes.
+    share : tuple of int
+        Which of how many parts of the cases is run, the first being 1.
     """
 
-    def __init__(self, profile: BackendProfile, *, large: bool, only: tuple[str, ...], results: Path | None) -> None:
+    def __init__(
+        self,
+        profile: BackendProfile,
+        *,
+        large: bool,
+        only: tuple[str, ...],
+        results: Path | None,
+        share: tuple[int, int] = (1, 1),
+    ) -> None:
         self.profile = profile
+        self.share = share
         self.large = large
         self.only = only
         self.backend = find_backend(profile.backend)
@@ -187,23 +198,15 @@ class Suite:
                     self._exchange(peer, kind)
 
     def _exchange(self, peer: Peer, kind: HandleKind) -> None:
-        memory = self.rig.memory
-        allocation = memory.allocate(PAGE, kind=kind)
-        extent = memory.export(allocation.ptr, PAGE)
-        try:
-            with mapped(peer, extent) as mapping:
-                self.rig.fill(allocation.ptr, PAGE, 1)
-                mapping.expect(PAGE, 1)
-        finally:
-            memory.release(extent)
-            memory.free(allocation)
+        with shared(self.rig, peer, PAGE, kind, seed=1) as (_, mapping):
+            mapping.expect(PAGE, 1)
         with shared_by_peer(peer, PAGE, kind, seed=1) as theirs:
-            memory.close(memory.open(theirs))
+            self.rig.memory.close(self.rig.memory.open(theirs))
 
     def abandon(self) -> None:
         """Write the results and end all peers; the device of this process is stuck."""
         if self._results is not None:
-            self.recorder.write(self._results, self.document())
+            write_results(self._results, self.document())
         self.peers.close()
 
     def document(self) -> dict[str, Any]:

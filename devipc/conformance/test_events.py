@@ -18,7 +18,7 @@ from devipc.conformance.profile import BackendProfile
 from devipc.conformance.rig import Latch, Rig
 from devipc.conformance.roles_events import ask_event, destroy_event, make_event, make_many_events, record_event
 from devipc.conformance.roles_sync import open_event
-from devipc.conformance.staging import Unavailable, until
+from devipc.conformance.staging import Unavailable, given_back, until
 from devipc.errors import DevIPCError, UsageError
 from devipc.interfaces.transfer import Stream
 from devipc.memfd import SharedMap, create_memfd
@@ -80,12 +80,13 @@ def test_importer_destroys_first(rig: Rig, new_peer: NewPeer) -> None:
     if not made["payload"]:
         raise Unavailable("the peer makes no events")
     payload = bytes.fromhex(made["payload"])
-    first, second = rig.events.open(payload), rig.events.open(payload)
-    rig.events.destroy(first)
-    maker.call(record_event, key=made["key"])
-    assert until(lambda: rig.events.query(second), rig.deadline_s)
-    assert maker.call(ask_event, key=made["key"]).body["refused"] == ""
-    rig.events.destroy(second)
+    first = rig.events.open(payload)
+    with given_back(lambda: rig.events.destroy(first)):
+        second = rig.events.open(payload)
+    with given_back(lambda: rig.events.destroy(second)):
+        maker.call(record_event, key=made["key"])
+        assert until(lambda: rig.events.query(second), rig.deadline_s)
+        assert maker.call(ask_event, key=made["key"]).body["refused"] == ""
 
 
 @case(

@@ -63,10 +63,8 @@ def test_first_close(rig: Rig, peer: Peer, kind: HandleKind) -> None:
     clause="interfaces/memory.py: open",
 )
 def test_freed_before_open(rig: Rig, peer: Peer, kind: HandleKind, profile: BackendProfile) -> None:
-    allocation = rig.memory.allocate(MIB, kind=kind)
-    rig.fill(allocation.ptr, MIB, 49)
-    extent = rig.memory.export(allocation.ptr, MIB)
-    rig.memory.free(allocation)
+    with allocated(rig, MIB, kind, seed=49) as allocation:
+        extent = rig.memory.export(allocation.ptr, MIB)
     try:
         opens_or_refuses(peer, send(extent), seed=None if kind in profile.recycled_kinds else 49)
     finally:
@@ -89,11 +87,8 @@ def opens_or_refuses(peer: Peer, extent: dict[str, Any], *, seed: int | None) ->
     clause="conformance/profile.py: BackendProfile.keeps_freed_memory",
 )
 def test_freed_while_mapped(rig: Rig, peer: Peer, kind: HandleKind, profile: BackendProfile) -> None:
-    allocation = rig.memory.allocate(MIB, kind=kind)
-    rig.fill(allocation.ptr, MIB, 50)
-    with exported(rig, allocation.ptr, MIB) as extent:
+    with allocated(rig, MIB, kind, seed=50) as allocation, exported(rig, allocation.ptr, MIB) as extent:
         key = peer.call(roles.open_extent, **send(extent)).body["key"]
-    rig.memory.free(allocation)
     with allocated(rig, MIB, kind, seed=51) as other:
         if profile.keeps_freed_memory and kind not in profile.recycled_kinds:
             peer.call(roles.expect, key=key, nbytes=MIB, seed=50)

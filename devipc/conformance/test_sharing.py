@@ -73,12 +73,13 @@ def test_close_on_exec(rig: Rig, kind: HandleKind) -> None:
 )
 def test_exports_are_apart(rig: Rig, peer: Peer, kind: HandleKind) -> None:
     with allocated(rig, MIB, kind, seed=101) as allocation:
-        first = rig.memory.export(allocation.ptr, MIB)
-        with exported(rig, allocation.ptr, MIB) as second:
-            with given_back(lambda: rig.memory.release(first)):
+        with contextlib.ExitStack() as of_first:
+            first = of_first.enter_context(exported(rig, allocation.ptr, MIB))
+            with exported(rig, allocation.ptr, MIB) as second:
                 assert not set(first.fds) & set(second.fds)
-            with mapped(peer, second) as mapping:
-                mapping.expect(MIB, 101)
+                of_first.close()
+                with mapped(peer, second) as mapping:
+                    mapping.expect(MIB, 101)
 
 
 @case(

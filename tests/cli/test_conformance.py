@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -81,3 +83,46 @@ def test_what_cannot_begin_says_why(tmp_path: Path, arguments: tuple[str, ...], 
     assert (done.returncode, done.stdout) == (code, "")
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_shares_beside_each_other_are_one_run(tmp_path: Path) -> None:
+    alone = conformance(tmp_path, "run", "--backend", "host", "--only", "DISC", "--json")
+    beside = conformance(tmp_path, "run", "--backend", "host", "--only", "DISC", "--json", "--jobs", "2")
+    assert (alone.returncode, beside.returncode) == (0, 0), beside.stderr
+    assert "share 2 of 2:" in beside.stderr
+    one, other = json.loads(alone.stdout), json.loads(beside.stdout)
+    assert {(test["id"], test["parameters"], test["result"]) for test in one["tests"]} == {
+        (test["id"], test["parameters"], test["result"]) for test in other["tests"]
+    }
+    assert len(one["tests"]) == len(other["tests"])
+    for part in ("counts", "cases", "skips", "settings", "device"):
+        assert one[part] == other[part]
+
+
+def test_what_goes_wrong_in_one_share_is_said(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[2]
+    where = str(tmp_path / "results.json")
+    done = conformance(root, "run", "--backend", LIAR, "--only", "MEM-011,DISC-010", "--jobs", "2", "--results", where)
+    assert done.returncode == 1, done.stderr
+    assert "MEM-011" in done.stdout
+    assert json.loads(Path(where).read_text())["cases"] == {"DISC-010": "skip", "MEM-011": "fail"}
+    assert conformance(tmp_path, "run", "--backend", "nobody", "--jobs", "2").returncode == 3
+    for wrong in (("--share", "3/2"), ("--share", "0/1"), ("--jobs", "2", "--junit", "some.xml")):
+        refused = conformance(tmp_path, "run", "--backend", "host", *wrong)
+        assert refused.returncode == 2
+        assert "remedy" in refused.stderr
+
+
+def test_an_interrupt_ends_all_shares(tmp_path: Path) -> None:
+    command = [SCRIPT, "conformance", "run", "--backend", "host", "--jobs", "2"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    deadline = time.monotonic() + 20
+    while len(shares := children.read_text().split()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(2.0)  # well into the cases
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=40)
+    assert process.returncode == 130, output
+    assert len(shares) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in shares)

@@ -31,9 +31,8 @@ demo() {
 }
 export -f demo
 export out
-step conformance 440 python3 -m pytest -v --timeout 120 -p no:cacheprovider --pyargs devipc.conformance -p devipc.conformance.plugin \
-    --devipc-profile backends.hip.tests.profile:forwarded --devipc-exclusive --devipc-large \
-    --devipc-results "$out/conformance.json"
+step conformance 440 python3 -m devipc conformance run --profile backends.hip.tests.profile:forwarded --jobs 8 --large \
+    --results "$out/conformance.json"
 step demo 60 bash -c demo
 step handover 60 python3 -m benchmarks.device_handover --backend hip --out "$out/handover.json"
 python3 -m backends.hip.tests.hardware.collect "$out" "$out/results"
