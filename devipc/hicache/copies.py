@@ -115,8 +115,11 @@ class Carrier(Protocol):
         """
         ...
 
-    def close_pool(self, opened: OpenedPool) -> None:
-        """Let a pool go that nothing uses any more. Does not block."""
+    def close_pool(self, opened: OpenedPool, done: Callable[[], None]) -> None:
+        """Let a pool go that nothing uses any more, and call ``done`` once nothing reaches its memory. Never blocks.
+
+        ``done`` is called once, on any thread, perhaps before this returned.
+        """
         ...
 
     def close(self) -> None:

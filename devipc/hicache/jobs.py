@@ -28,6 +28,7 @@ __all__ = [
     "ClientOpened",
     "CloseClient",
     "ClosePool",
+    "Closed",
     "Done",
     "EngineCall",
     "Forget",
@@ -61,7 +62,7 @@ class EngineCall(enum.IntEnum):
     OPEN_CLIENT = FIRST_FREE_KIND + 1
     """:class:`OpenClient` and the slots; answered by :class:`ClientOpened`."""
     CLOSE_CLIENT = FIRST_FREE_KIND + 2
-    """:class:`CloseClient`; answered when its pools are unmapped."""
+    """:class:`CloseClient`; answered when nothing of it is mapped, refused with ``still_mapped`` until then."""
     STATUS = FIRST_FREE_KIND + 3
     """No body; answered by a JSON object."""
     STOP = FIRST_FREE_KIND + 4
@@ -130,8 +131,9 @@ class OpenPool(Struct, frozen=True, array_like=True, tag=True):
 
 
 class ClosePool(Struct, frozen=True, array_like=True, tag=True):
-    """Unmap a pool."""
+    """Unmap a pool, and report when nothing of it is mapped."""
 
+    job: Job
     client: Digest
     pool: PoolNumber
     generation: Op
@@ -162,6 +164,12 @@ class Opened(Struct, frozen=True, array_like=True, tag=True):
 
     job: Job
     error: ErrorForm | None
+
+
+class Closed(Struct, frozen=True, array_like=True, tag=True):
+    """Nothing of a pool is mapped any more."""
+
+    job: Job
 
 
 class Start(Struct, frozen=True, kw_only=True, tag="start"):
@@ -206,7 +214,7 @@ class ClientOpened(Struct, frozen=True, kw_only=True, tag="client_opened"):
 
 
 class CloseClient(Struct, frozen=True, kw_only=True, tag="close_client"):
-    """Forget a client of which nothing is in flight: unmap its pools, hang up."""
+    """Forget a client of which nothing is in flight: unmap its pools, hang up. May be asked again."""
 
     client: Digest
 
@@ -219,7 +227,7 @@ class Stop(Struct, frozen=True, kw_only=True, tag="stop"):
 
 Order = Watch | Forget | OpenPool | ClosePool
 """Whatever is no copy."""
-Report = Done | Reached | Poisoned | Opened
+Report = Done | Reached | Poisoned | Opened | Closed
 """What an engine tells."""
 Call = Start | Ready | OpenClient | ClientOpened | CloseClient | Stop
 

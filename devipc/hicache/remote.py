@@ -8,11 +8,8 @@ it is :class:`~devipc.hicache.remotecopies.RemoteCarrier`. How a supervisor uses
     process.on_end(engine.lose)                         # told twice: dying, then gone
     client = process.open_client(client_id, slots_fd, uid=uid)      # at HELLO; client.path goes into WELCOME
     session = engine.attach(client_id, answers)         # owner: the client's id, which names it in the engine process
-    ...
     fence, ready, cancel = client.fence(slot, op), client.ready(point, slot), client.cancel(slot)   # for a request
-    ...
     session.dying(); session.wait_idle(...); engine.detach(session); process.close_client(client)
-    ...
     engine.close(timeout_s)                             # the lanes; then the process
     process.close(timeout_s)
 
@@ -52,6 +49,7 @@ __all__ = ["EngineProcess", "EngineSpawn"]
 _GREET_S = 20.0
 _KILLED_S = 30.0
 _GRACE_S = 1.0
+_ASK_S = 0.05
 _log = logging.getLogger("devipc.hicache")
 
 
@@ -250,22 +248,30 @@ class EngineProcess:
     def close_client(self, client: RemoteClient, *, timeout_s: float = 10.0) -> None:
         """Have the process unmap a client's pools and hang up; nothing of the client may be open. Blocks.
 
-        Of a process that is over there is nothing to ask. The slots are closed, whatever is raised.
+        When it returns, nothing of its memory is mapped: the process says so, or is gone.
 
         Raises
         ------
         CompletionTimeout
-            When the process does not answer: it may still map the client's memory.
+            With code ``still_mapped`` while that is not known; may be called again.
         """
+        deadline = deadline_after(timeout_s)
         with self._lock:
             if self._clients.get(client.id) is client:
                 del self._clients[client.id]
-        client.slots.close()
-        try:
-            body = j.encode(j.CloseClient(client=client.id))
-            self._link.call(j.EngineCall.CLOSE_CLIENT, body, timeout_s=timeout_s).close_fds()
-        except (PeerGone, ClosedError):
-            _log.debug("the engine process was over before a client was closed")
+        client.slots.close()  # in this process
+        body = j.encode(j.CloseClient(client=client.id))
+        while not self._child.ended:
+            try:
+                self._link.call(j.EngineCall.CLOSE_CLIENT, body, timeout_s=max(remaining(deadline), _ASK_S)).close_fds()
+                return
+            except (PeerGone, ClosedError):  # dying: what it has mapped is unmapped when it is gone, and not before
+                self._child.wait(remaining(deadline))
+            except CompletionTimeout as error:
+                _log.debug("a client is not let go yet: %s", error)
+            if not remaining(deadline) and not self._child.ended:
+                text = f"the engine process {self.pid} may still map memory of the client after {timeout_s:g} s"
+                raise CompletionTimeout(text, code="still_mapped", remedy="free none of it yet, and try again")
 
     # --- watching ---
 
@@ -392,9 +398,3 @@ class EngineProcess:
         if self._pulse is not None:
             self._pulse.close()
         return True
-
-    def __enter__(self) -> EngineProcess:
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        self.close()

@@ -256,6 +256,7 @@ class RemoteCarrier:
         self._broken = broken
         self._numbers = itertools.count(1)
         self._open: dict[int, RemoteJob | _Watched | tuple[RemotePool, Opener]] = {}
+        self._closing: dict[int, Callable[[], None]] = {}
         self._thread = threading.Thread(target=self._take_all, name="devipc-hicache-reports", daemon=True)
         try:
             self._thread.start()
@@ -276,10 +277,14 @@ class RemoteCarrier:
         if self.ended is not None:
             self._finish_open(number, self.ended)
 
-    def close_pool(self, opened: OpenedPool) -> None:
-        """See :class:`~devipc.hicache.copies.Carrier`."""
+    def close_pool(self, opened: OpenedPool, done: Callable[[], None]) -> None:
+        """See :class:`~devipc.hicache.copies.Carrier`; the end of the process unmaps everything."""
         assert isinstance(opened, RemotePool)
-        self.order(j.ClosePool(opened.client, *opened.key))
+        number = next(self._numbers)
+        self._closing[number] = done
+        self.order(j.ClosePool(number, opened.client, *opened.key))
+        if isinstance(self.ended, DeviceLostError):
+            self._finish_close(number)
 
     def number(self, thing: RemoteJob | _Watched | tuple[RemotePool, Opener]) -> int:
         """Return a number under which reports about ``thing`` will come."""
@@ -329,7 +334,7 @@ class RemoteCarrier:
     def _heard(self, report: j.Report) -> None:
         thing = self._open.get(report.job)
         error: DevIPCError | None = None
-        if not isinstance(report, j.Reached) and report.error is not None:
+        if not isinstance(report, j.Reached | j.Closed) and report.error is not None:
             error = decode_error(report.error, _WHO)
         if isinstance(thing, RemoteJob) and isinstance(report, j.Done):
             del self._open[report.job]
@@ -345,12 +350,19 @@ class RemoteCarrier:
             thing.wake()
         elif isinstance(report, j.Opened):
             self._finish_open(report.job, error)
+        elif isinstance(report, j.Closed):
+            self._finish_close(report.job)
 
     def _finish_open(self, number: int, error: DevIPCError | None) -> None:
         entry = self._open.pop(number, None)
         if isinstance(entry, tuple):
             opened, done = entry
             done(opened if error is None else fresh(error))
+
+    def _finish_close(self, number: int) -> None:
+        done = self._closing.pop(number, None)
+        if done is not None:
+            done()
 
     # --- the end ---
 
@@ -365,6 +377,8 @@ class RemoteCarrier:
         for number, entry in list(self._open.items()):
             if isinstance(entry, tuple):
                 self._finish_open(number, error)
+        for number in list(self._closing) if isinstance(error, DeviceLostError) else ():
+            self._finish_close(number)
         self.wake_all()
 
     def close(self) -> None:

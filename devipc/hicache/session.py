@@ -81,8 +81,9 @@ class Session:
         self._lock = threading.RLock()  # of what is below; admission and the steps of short operations run under it
         self._idle = threading.Condition(self._lock)
         self._pools: dict[int, Pool] = {}
-        self._opening: set[int] = set()
+        self._opening: dict[int, _ShortOp | None] = {}  # with its UNREGISTER, where its client gave up on it
         self._leaving: dict[int, _ShortOp] = {}  # by pool: its UNREGISTER, which waits for the users
+        self._unmapping = 0  # pools whose memory is still reached, and that nothing uses
         self._ops: dict[int, EngineOp] = {}
         self._transfers = 0
         self._last_op = 0
@@ -212,24 +213,27 @@ class Session:
                 retryable=False,
                 remedy="give the host tier larger slabs (slab_nbytes), and more memory",
             )
-        self._opening.add(request.pool)
+        self._opening[request.pool] = None
         self._engine.carrier.open_pool(self.owner, request, lambda found: self._opened(operation, request, found))
 
     def _opened(self, operation: _ShortOp, request: RegisterPool, found: OpenedPool | DevIPCError) -> None:
         """Take a pool that the carrier has opened, perhaps long after; on any thread."""
         with self._lock:
-            self._opening.discard(request.pool)
-            pool: Pool | None = None
+            unwanted = self._opening.pop(request.pool, None)
             try:
                 if isinstance(found, DevIPCError):
                     raise found
                 self._refuse_when_over(request)
+                if unwanted is not None:
+                    raise ClosedError("the pool was unregistered meanwhile", remedy="register it again")
                 pool = Pool(request.pool, request.generation, request.layout, found, request.namespace)
             except DevIPCError as error:
-                if not isinstance(found, DevIPCError):
-                    self._engine.carrier.close_pool(found)
                 if not operation.ended:  # nobody asks any more after the client's end
                     operation.say(Event.REFUSE, Answer(error=error))
+                if not isinstance(found, DevIPCError):
+                    self._unmap(found, unwanted)
+                elif unwanted is not None:
+                    unwanted.step(Event.DRAINED)
                 return
             self._pools[request.pool] = pool
             advice: list[object] = [
@@ -239,6 +243,10 @@ class Session:
 
     def _unregister(self, operation: _ShortOp, request: Request) -> None:
         assert isinstance(request, UnregisterPool)
+        if self._opening.get(request.pool, operation) is None:
+            operation.step(Event.ADMIT)
+            self._opening[request.pool] = operation
+            return
         pool = self._pool(request)
         del self._pools[pool.number]
         operation.step(Event.ADMIT)
@@ -249,10 +257,19 @@ class Session:
         """Let a pool go that is not registered any more, once it has no users."""
         if pool.users or self._pools.get(pool.number) is pool:
             return
-        self._engine.carrier.close_pool(pool.opened)
-        leaving = self._leaving.pop(id(pool), None)
-        if leaving is not None:
-            leaving.step(Event.DRAINED)
+        self._unmap(pool.opened, self._leaving.pop(id(pool), None))
+
+    def _unmap(self, opened: OpenedPool, leaving: _ShortOp | None) -> None:
+        """Have memory let go; its UNREGISTER, if there is one, is answered when nobody reaches it any more."""
+        self._unmapping += 1
+        self._engine.carrier.close_pool(opened, lambda: self._unmapped(leaving))
+
+    def _unmapped(self, leaving: _ShortOp | None) -> None:
+        with self._lock:
+            self._unmapping -= 1
+            if leaving is not None:
+                leaving.step(Event.DRAINED)
+            self._tell_idle()
 
     def _lookup(self, operation: _ShortOp, request: Request) -> None:
         assert isinstance(request, Lookup)
@@ -326,9 +343,13 @@ class Session:
                 self._on_lane(operation, Event.CLIENT_DYING)
 
     def wait_idle(self, *, timeout_s: float) -> bool:
-        """Block until nothing of this client is open; False when the time is up."""
+        """Block until nothing of this client is open, no memory of its pools included; False when the time is up."""
         with self._lock:
-            return self._idle.wait_for(lambda: not self._ops, timeout_s)
+            return self._idle.wait_for(lambda: not (self._ops or self._unmapping), timeout_s)
+
+    def _tell_idle(self) -> None:
+        if not (self._ops or self._unmapping):
+            self._idle.notify_all()
 
     @property
     def pool_count(self) -> int:
@@ -354,5 +375,4 @@ class Session:
                 pool = operation.pool  # type: ignore[attr-defined]
                 pool.users -= 1
                 self._left(pool)
-            if not self._ops:
-                self._idle.notify_all()
+            self._tell_idle()

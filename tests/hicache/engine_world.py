@@ -115,6 +115,12 @@ class EngineWorld:
         until(lambda: bool(answers))
         return answers[0]
 
+    def close_pool(self) -> None:
+        """Have the pool unmapped."""
+        closed: list[bool] = []
+        self.carrier.close_pool(self.pool.opened, lambda: closed.append(True))
+        until(lambda: bool(closed))
+
     def places(self, count: int, first: int = 0) -> Places:
         """A block each, one behind the other."""
         step = round_up(self.page_nbytes, 64)

@@ -7,7 +7,6 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -151,9 +150,12 @@ def test_a_client_that_dies_while_its_pages_move() -> None:
             client.kill()
             time.sleep(0.1)
             assert not job.poll()
-            closing = threading.Thread(target=it.carrier.close_pool, args=(it.pool.opened,))
-            closing.start()
-            closing.join(TIMEOUT_S)
+            closed: list[bool] = []
+            it.carrier.close_pool(it.pool.opened, lambda: closed.append(True))
+            with pytest.raises(CompletionTimeout) as caught:  # the copy is under way
+                it.process.close_client(it.remote, timeout_s=0.2)
+            assert caught.value.code == "still_mapped"
+            assert not closed
             status: Any = it.process.status()
             assert status["lanes"]["restore"]["flying"] == 1
             faults.resume("restore")
@@ -161,7 +163,8 @@ def test_a_client_that_dies_while_its_pages_move() -> None:
             until(job.poll)
             assert job.error is None
         it.process.close_client(it.remote)
-        until(lambda: it.process.status()["clients"] == {})
+        until(lambda: closed == [True])
+        assert it.process.status()["clients"] == {}
         assert not it.ends
 
 

@@ -57,7 +57,7 @@ def alone(backend: str, *, bounced: bool = False, **options: Any) -> str:
             chosen = it.attach(client)
             assert bool(it.carrier.unpinned_reason) is bounced
             there_and_back(it, client)
-            it.carrier.close_pool(it.pool.opened)
+            it.close_pool()
             client.unshare(number=1, generation=1, chunk=0, timeout_s=10)
         it.process.close_client(it.remote)
         status: Any = it.process.status()

@@ -109,7 +109,7 @@ def brain() -> Iterator[Brain]:
         it.start()
         with it.client() as client:
             it.attach(client)
-            it.carrier.close_pool(it.pool.opened)
+            it.close_pool()
             made = Brain(it, client)
             made.register(1)
             yield made
@@ -202,7 +202,7 @@ def test_an_engine_that_dies_fails_what_moves_when_it_is_gone_and_another_goes_o
         assert old.close(TIMEOUT_S)
         client.leave()
         it.it.attach(client)
-        it.it.carrier.close_pool(it.it.pool.opened)
+        it.it.close_pool()
         it.connect()
         it.register(10)
         client.poison(pages=list(range(1, PAGES)))

@@ -17,7 +17,6 @@ from devipc.channel.message import Message
 from devipc.errors import (
     CapabilityError,
     ClosedError,
-    CompletionTimeout,
     DevIPCError,
     HandleError,
     PeerRefused,
@@ -95,17 +94,16 @@ class Clients:
         with self._lock:
             return [client for client, (its, _) in self._lives.items() if its is life]
 
-    def let_go(self, client: AttachedClient) -> None:
-        """Let the engine give up what it has of a client of which nothing moves. Blocks; again does nothing."""
+    def let_go(self, client: AttachedClient, timeout_s: float) -> None:
+        """See :class:`~devipc.hicache.daemon.client.Host`. Again does nothing."""
         with self._lock:
-            life, remote = self._lives.pop(client, (None, None))
+            life, remote = self._lives.get(client, (None, None))
         if life is None or remote is None:
             return
         life.engine.detach(client.session)
-        try:
-            life.process.close_client(remote)
-        except CompletionTimeout as error:  # the watchdog sees to an engine that does not answer
-            _log.error("the engine did not let a client go: %s", error)
+        life.process.close_client(remote, timeout_s=timeout_s)
+        with self._lock:
+            self._lives.pop(client, None)
 
     def forget(self, client: AttachedClient) -> None:
         """Note that one is over."""
@@ -194,7 +192,7 @@ class Clients:
         try:
             client.start()
         except DevIPCError:
-            self.let_go(client)
+            self.let_go(client, _OLDER_S)
             self.forget(client)
             taken.transport.close()
             raise

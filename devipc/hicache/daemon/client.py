@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from devipc.channel.link import Link, PeerState
-from devipc.deadline import no_thread
+from devipc.deadline import deadline_after, no_thread, remaining
 from devipc.errors import ClosedError, CompletionTimeout, DevIPCError, HandleError, PeerGone, ProtocolError, WireError
 from devipc.hicache import protocol as p
 from devipc.hicache.codec import Named, request_of
@@ -32,6 +32,7 @@ __all__ = ["AttachedClient", "Host", "OperationNumbers"]
 
 _LOOK_S = 0.1
 _FLUSH_S = 0.05
+_LETTING_GO_S = 5.0
 _KEPT_WHILE_DRAINING = (p.UnregisterFrame, p.InvalidateFrame, p.FlushFrame, p.StatusFrame)
 _log = logging.getLogger("devipc.hicache")
 
@@ -48,8 +49,16 @@ class Host(Protocol):
         """Return what the daemon does."""
         ...
 
-    def let_go(self, client: AttachedClient) -> None:
-        """Let the engine process give up what it has of a client of which nothing moves. Blocks; raises nothing."""
+    def let_go(self, client: AttachedClient, timeout_s: float) -> None:
+        """Have the engine process give up what it has of a client of which nothing moves. Blocks.
+
+        When it returns, nothing of the client's memory is mapped.
+
+        Raises
+        ------
+        CompletionTimeout
+            When that is not so yet; may be called again.
+        """
         ...
 
     def forget(self, client: AttachedClient) -> None:
@@ -177,16 +186,21 @@ class AttachedClient(Answers):
         Raises
         ------
         CompletionTimeout
-            With code ``stalled_stream`` when copies still run on its pages; may be called again.
+            With code ``stalled_stream`` when copies still run on its pages, or the engine process may still map them;
+            may be called again.
         """
+        deadline = deadline_after(timeout_s)
         self.session.dying()
         if not self.session.wait_idle(timeout_s=timeout_s):
             raise CompletionTimeout(
-                f"operations of this client still use its pages after {timeout_s:g} s",
+                f"operations of this client still use its pages, or the engine unmaps them, after {timeout_s:g} s",
                 code="stalled_stream",
                 remedy="free no pool yet; find out what the engine's stream waits for, then leave again",
             )
-        self._host.let_go(self)
+        try:
+            self._host.let_go(self, max(remaining(deadline), _FLUSH_S))
+        except CompletionTimeout as error:
+            raise CompletionTimeout(error.message, code="stalled_stream", remedy=error.remedy) from error
 
     def _on_state(self, state: PeerState) -> None:
         self.hang_up(PeerGone(f"the client is {state.value}"))
@@ -212,12 +226,20 @@ class AttachedClient(Answers):
         while not self.session.wait_idle(timeout_s=_LOOK_S):
             self._flush()
         self._flush()
-        self._host.let_go(self)
+        while not self._is_let_go():  # or the watchdog ends the engine
+            _log.warning("the engine still maps memory of client %s", self.client.hex()[:8])
         self._outbox.end()
         self.link.close()
         self._transport.close()
         self._host.forget(self)
         self._over.set()
+
+    def _is_let_go(self) -> bool:
+        try:
+            self._host.let_go(self, _LETTING_GO_S)
+        except CompletionTimeout:
+            return False
+        return True
 
     def _flush(self) -> None:
         try:

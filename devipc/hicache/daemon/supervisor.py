@@ -160,9 +160,9 @@ class Supervisor(Host):
         """See :class:`~devipc.hicache.daemon.client.Host`."""
         return self._refusal
 
-    def let_go(self, client: AttachedClient) -> None:
+    def let_go(self, client: AttachedClient, timeout_s: float) -> None:
         """See :class:`~devipc.hicache.daemon.client.Host`."""
-        self._clients.let_go(client)
+        self._clients.let_go(client, timeout_s)
 
     def forget(self, client: AttachedClient) -> None:
         """See :class:`~devipc.hicache.daemon.client.Host`."""

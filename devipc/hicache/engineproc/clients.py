@@ -10,6 +10,7 @@ import logging
 import os
 import secrets
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from devipc.channel.link import PeerState
@@ -43,19 +44,21 @@ FACT = "hicache_client"
 
 _log = logging.getLogger("devipc.hicache")
 _MAX_READY_FENCES = 1024
-_ARRIVE_S = 30.0
-_OPEN_S = 30.0
+_ARRIVE_S = 10.0
+_OPEN_S = 10.0
 
 
 @dataclass(slots=True, eq=False)
 class MappedPool:
     """A pool's memory, mapped; unmapped when it is closed and no job uses it."""
 
+    key: tuple[int, int]
     planner: Planner
     memories: list[RemoteMemory]
     users: int = 0
     closing: bool = False
-    closed: bool = field(default=False)
+    closed: bool = False
+    told: list[Callable[[], None]] = field(default_factory=list)  # to be called when nothing of it is mapped
 
 
 class EngineClient:
@@ -93,7 +96,9 @@ class EngineClient:
         self._opening = threading.Lock()  # of a ready fence
         self._peer: Peer | None = None
         self._failure: DevIPCError | None = None
-        self._pools: dict[tuple[int, int], MappedPool] = {}
+        self._pools: dict[tuple[int, int], MappedPool] = {}  # those that are being closed included
+        self._mapping = 0  # pools that are being opened
+        self._ended = False
         self._ready: dict[int, Fence] = {}
         self._closing = False
         self._exporter = Exporter(
@@ -123,6 +128,7 @@ class EngineClient:
                 _log.warning("a session that is not the client's is passed over")
                 return
             self._peer = event.peer
+        event.peer.mappings.set_idle_limit(0)  # what a client takes back, it takes back now
         try:
             made = {one: event.peer.create_fence(f"done/{self.id.hex()}/{one.value}") for one in Direction}
         except DevIPCError as error:
@@ -161,18 +167,27 @@ class EngineClient:
         DevIPCError
             Whatever is wrong with it; nothing is mapped then.
         """
-        deadline = deadline_after(_OPEN_S)
+        with self._changed:
+            self._mapping += 1
+        try:
+            self._open_pool(key, layout)
+        finally:
+            with self._changed:
+                self._mapping -= 1
+                self._changed.notify_all()
+
+    def _open_pool(self, key: tuple[int, int], layout: PoolLayout) -> None:
         peer = self._arrived(deadline_after(_ARRIVE_S))
         names = [f"pool/{key[0]}/{key[1]}/{chunk}" for chunk in range(len(layout.chunks))]
-        memories = peer.open_all(names, timeout_s=remaining(deadline))
+        memories = peer.open_all(names, timeout_s=_OPEN_S)
         try:
-            pool = MappedPool(self._plan(layout, memories), memories)
+            pool = MappedPool(key, self._plan(layout, memories), memories)
             with self._changed:
                 if self._closing or key in self._pools:
                     raise UsageError("the pool is open already, or its client leaves", code="duplicate")
                 self._pools[key] = pool
         except BaseException:
-            _close_all(memories)
+            self._close_all(memories)
             raise
 
     def _plan(self, layout: PoolLayout, memories: list[RemoteMemory]) -> Planner:
@@ -189,20 +204,26 @@ class EngineClient:
             regions.append(memory.region)
         return self._carrier.planner(layout, addresses, regions)
 
-    def close_pool(self, key: tuple[int, int]) -> None:
-        """Unmap a pool, now or behind the last job that uses it. What is not open is passed over."""
+    def close_pool(self, key: tuple[int, int], done: Callable[[], None]) -> None:
+        """Unmap a pool, now or behind the last job that uses it; then call ``done``, on whichever thread did it.
+
+        Of a pool that is not open nothing is mapped.
+        """
         with self._changed:
-            pool = self._pools.pop(key, None)
-            if pool is None:
-                return
-            pool.closing = True
-        self._unmap_unused(pool)
+            pool = self._pools.get(key)
+            if pool is not None:
+                pool.closing = True
+                pool.told.append(done)
+        if pool is None:
+            done()
+        else:
+            self._unmap_unused(pool)
 
     def use(self, key: tuple[int, int]) -> MappedPool:
         """Return a pool for one job, which gives it to :meth:`unuse`. Raises StaleError when it is not mapped."""
         with self._changed:
             pool = self._pools.get(key)
-            if pool is None:
+            if pool is None or pool.closing:
                 raise StaleError(f"pool {key[0]} of generation {key[1]} is not mapped", remedy="register it again")
             pool.users += 1
             return pool
@@ -218,8 +239,25 @@ class EngineClient:
         with self._changed:
             if pool.users or pool.closed:
                 return
-            pool.closed = True
-        _close_all(pool.memories)
+            pool.closed = True  # by this thread
+        self._close_all(pool.memories)
+        with self._changed:
+            del self._pools[pool.key]
+            self._changed.notify_all()
+        for tell in pool.told:
+            tell()
+
+    def _close_all(self, memories: list[RemoteMemory]) -> None:
+        """Unmap. What the driver does not unmap, only the end of the process does."""
+        failures = []
+        for memory in memories:
+            try:
+                memory.close()
+            except DevIPCError as error:
+                _log.error("memory of a client was not unmapped: %s", error)
+                failures.append(error)
+        if failures:
+            self._carrier.lose(failures[0])
 
     # --- ready fences ---
 
@@ -240,16 +278,27 @@ class EngineClient:
 
     # --- the end ---
 
+    def begins_to_close(self) -> bool:
+        """Return True for the first one who asks: who is to close it."""
+        with self._changed:
+            first, self._ended = not self._ended, True
+        return first
+
     def close_pools(self) -> None:
         """Unmap all pools that no job uses, and the others behind those."""
         with self._changed:
             self._closing = True
-            pools, self._pools = list(self._pools.values()), {}
+            pools = list(self._pools.values())
             for pool in pools:
                 pool.closing = True
             self._changed.notify_all()
         for pool in pools:
             self._unmap_unused(pool)
+
+    def wait_unmapped(self, timeout_s: float | None) -> bool:
+        """Block until no pool is mapped any more, nor can be; False when the time is up."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._closing and not (self._pools or self._mapping), timeout_s)
 
     def close(self, *, timeout_s: float) -> None:
         """Hang up and give everything back. Blocks for a client that does not let go of fences."""
@@ -297,20 +346,17 @@ class Clients:
             raise StaleError("the client is not open", remedy="open it first")
         return client
 
-    def take(self, client_id: bytes) -> EngineClient | None:
-        """Return a client that is about to be closed, and forget it."""
+    def find(self, client_id: bytes) -> EngineClient | None:
+        """Return a client, or None when it is not open."""
         with self._lock:
-            return self._clients.pop(client_id, None)
+            return self._clients.get(client_id)
+
+    def forget(self, client_id: bytes) -> None:
+        """Forget a client of which nothing is mapped."""
+        with self._lock:
+            self._clients.pop(client_id, None)
 
     def all(self) -> list[EngineClient]:
         """Return all of them."""
         with self._lock:
             return list(self._clients.values())
-
-
-def _close_all(memories: list[RemoteMemory]) -> None:
-    for memory in memories:
-        try:
-            memory.close()
-        except DevIPCError as error:
-            _log.warning("memory of a client was not unmapped: %s", error)

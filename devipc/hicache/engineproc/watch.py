@@ -231,16 +231,19 @@ class Watcher:
         self._report(j.Opened(order.job, None))
 
     def _close_pool(self, order: j.ClosePool) -> None:
-        try:
-            client = self._clients.get(order.client)
-        except DevIPCError:  # closed, with all that it had
+        client = self._clients.find(order.client)
+        if client is None:  # closed, with all that it had
+            self._report(j.Closed(order.job))
             return
-        # A driver's unmap can take its time, and has nothing to do with ready points.
-        self._aside(lambda: self._unmap(client, order), lambda error: None)
 
-    def _unmap(self, client: EngineClient, order: j.ClosePool) -> None:
-        with self._pulse.beside():
-            client.close_pool((order.pool, order.generation))
+        def unmap(client: EngineClient = client) -> None:
+            with self._pulse.beside():
+                client.close_pool((order.pool, order.generation), lambda: self._report(j.Closed(order.job)))
+
+        try:  # a driver's unmap can take its time, and has nothing to do with ready points
+            threading.Thread(target=unmap, name="devipc-engine-aside", daemon=True).start()
+        except RuntimeError:
+            unmap()
 
     def _aside(self, action: Callable[[], None], failed: Callable[[DevIPCError], None]) -> None:
         """Run ``action`` on a thread of its own; ``failed`` hears what it raises, or that there is no thread."""
