@@ -34,7 +34,7 @@ from devipc.interfaces.memory import Allocation, DeviceMemoryIPC
 from devipc.mappings import Mapping, MappingCache
 from devipc.session.events import PeerEvent, PeerEvents
 from devipc.session.fences import FenceTable
-from devipc.session.messages import encode_offers
+from devipc.session.messages import STRATEGY_FACT, encode_offers
 from devipc.session.peer import Peer
 from devipc.session.shares import Share, ShareTable
 from devipc.types import HandleKind, Strategy
@@ -56,7 +56,8 @@ class Endpoint(ABC):
     device : str, optional
         Identity of the device; the backend's first when None.
     strategy : Strategy or str, optional
-        Completion strategy to insist on; None lets the chooser decide.
+        Completion strategy to insist on: peers get this one or a :class:`~devipc.errors.CapabilityError`. None lets
+        the peer insist, or the chooser decide.
     timeout_s : float
         Default deadline of every question to a peer.
 
@@ -265,6 +266,8 @@ class Endpoint(ABC):
     def facts(self) -> dict[str, str]:
         """Return what peers are told about this end besides its environment."""
         own = {"backend": self.backend_name, "device": self.device.info.uuid}
+        if self.strategy is not None:
+            own[STRATEGY_FACT] = self.strategy.value
         return own | encode_offers(completion.offers(self.device))
 
     def _joined(self, peer: Peer) -> None:

@@ -14,6 +14,7 @@ from devipc.channel.link import Link, PeerState
 from devipc.completion import Decision
 from devipc.interfaces.backend import Backend
 from devipc.session.endpoint import DEFAULT_TIMEOUT_S, Endpoint
+from devipc.session.messages import agreed_strategy
 from devipc.session.peer import Peer
 from devipc.session.remote import RemoteMemory
 from devipc.types import Strategy
@@ -99,8 +100,7 @@ class Importer(Endpoint):
         with self._deciding:
             decision = peer.known_decision
             if decision is None:
-                decision = peer.adopt(
-                    completion.choose(self.device, peer, backend=self._backend, strategy=self.strategy)
-                )
+                wanted = agreed_strategy(self.strategy, peer.facts)
+                decision = peer.adopt(completion.choose(self.device, peer, backend=self._backend, strategy=wanted))
                 peer.announce_decision(decision)
             return decision

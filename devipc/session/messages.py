@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from devipc.capabilities import Capability, Verdict
 from devipc.completion import Candidate, Decision, Phase
-from devipc.errors import WireError
+from devipc.errors import CapabilityError, WireError
 from devipc.types import Strategy
 from devipc.wire import (
     MAX_MESSAGE_NBYTES,
@@ -25,6 +25,7 @@ from devipc.wire import (
 __all__ = [
     "Kind",
     "ShareMeta",
+    "agreed_strategy",
     "decode_decision",
     "decode_names",
     "decode_offers",
@@ -45,6 +46,8 @@ MAX_NAMES = 4096
 MAX_NAME_NBYTES = 255
 MAX_DIMENSIONS = 32
 MAX_TEXT_NBYTES = 2048
+STRATEGY_FACT = "strategy"
+"""By which an end says that it insists on a strategy."""
 
 
 class Kind(enum.IntEnum):
@@ -152,6 +155,26 @@ def decode_offers(facts: Mapping[str, str]) -> dict[Strategy, Capability]:
         except ValueError:
             continue
     return offers
+
+
+def agreed_strategy(own: Strategy | None, facts: Mapping[str, str]) -> Strategy | None:
+    """Return the strategy that this end or the peer insists on, or None when neither does.
+
+    Raises
+    ------
+    CapabilityError
+        When both insist, and not on the same one.
+    """
+    wanted = facts.get(STRATEGY_FACT, "")
+    if not wanted or wanted == own:
+        return own
+    if own is not None or wanted not in tuple(Strategy):
+        raise CapabilityError(
+            f"the peer insists on completion strategy {wanted[:32]!r}, this end on {own or 'one that it knows'}",
+            code="completion",
+            remedy="name the same strategy at both ends, or at one of them only",
+        )
+    return Strategy(wanted)
 
 
 def encode_decision(decision: Decision) -> bytes:

@@ -19,7 +19,7 @@ from devipc.channel import Message
 from devipc.channel.link import Link, PeerState, Reply
 from devipc.completion import Decision, Fence, TrialResponder
 from devipc.deadline import deadline_after, remaining
-from devipc.errors import ClosedError, DevIPCError, PeerGone, UsageError
+from devipc.errors import CapabilityError, ClosedError, DevIPCError, PeerGone, UsageError
 from devipc.session.borrowing import Borrowed
 from devipc.session.lending import LentFences
 from devipc.session.messages import (
@@ -194,7 +194,20 @@ class Peer:
             return self._decision
 
     def adopt(self, decision: Decision) -> Decision:
-        """Keep a decision that one of the two ends has made, and return the one that stays: the first."""
+        """Keep a decision that one of the two ends has made, and return the one that stays: the first.
+
+        Raises
+        ------
+        CapabilityError
+            When it is not the strategy that this end insists on.
+        """
+        wanted = self._endpoint.strategy
+        if wanted not in (None, decision.strategy):
+            raise CapabilityError(
+                f"the peer decided for completion strategy {decision.strategy}, this end insists on {wanted}",
+                code="completion",
+                remedy="use the same version of devipc at both ends, and name the same strategy or none",
+            )
         with self._lock:
             if self._decision is None:
                 self._decision = decision

@@ -10,9 +10,11 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from devipc.completion import choose
 from devipc.errors import (
     CapabilityError,
     ClosedError,
@@ -25,6 +27,7 @@ from devipc.errors import (
 )
 from devipc.probe.stage import Stage
 from devipc.session import Exporter, Importer, PeerState
+from devipc.types import Strategy
 from tests.session.processes import eventually, holdings, worker
 from tests.session.worker import NBYTES, TIMEOUT_S, VALUES
 
@@ -167,12 +170,41 @@ def test_within_one_process_no_stream_waits(exporter: Exporter) -> None:
             consumer.wait(stage.stream, 1)
 
 
-def test_an_explicit_strategy_is_obeyed(exporter: Exporter) -> None:
-    with Importer(exporter.path, strategy="polling", timeout_s=TIMEOUT_S) as session:
+@pytest.mark.parametrize(("listens", "connects"), [(None, "polling"), ("polling", None), ("polling", "polling")])
+def test_an_explicit_strategy_is_obeyed(listens: str | None, connects: str | None) -> None:
+    with (
+        Exporter(strategy=listens, timeout_s=TIMEOUT_S) as exporter,
+        Importer(exporter.path, strategy=connects, timeout_s=TIMEOUT_S) as session,
+    ):
         assert session.decision.strategy.value == "polling"
         assert session.create_fence("x").strategy.value == "polling"
+        assert exporter.wait_peer().decision == session.decision
+        assert exporter.create_fence("y").strategy.value == "polling"
+
+
+def test_an_unknown_strategy_is_refused(exporter: Exporter) -> None:
     with pytest.raises(UsageError, match="no completion strategy"):
         Importer(exporter.path, strategy="telepathy")
+
+
+def test_two_ends_that_insist_on_different_strategies_are_told(exporter: Exporter) -> None:
+    with Importer(exporter.path, strategy="polling", timeout_s=TIMEOUT_S) as session:
+        for peer in (session.peer, exporter.wait_peer()):
+            with pytest.raises(CapabilityError, match="insists on completion strategy 'stream_memop', this end on pol"):
+                str(peer.decision)
+
+
+def test_a_peer_that_decides_for_another_strategy_is_not_followed(exporter: Exporter) -> None:
+    class Careless(Importer):
+        def decide(self, peer: Any) -> Any:
+            polling = choose(self.device, peer, backend=self._backend, strategy=Strategy.POLLING)
+            peer.announce_decision(polling)
+            return polling
+
+    with Careless(exporter.path, timeout_s=TIMEOUT_S) as session:
+        assert session.decision.strategy is Strategy.POLLING
+        with pytest.raises(CapabilityError, match="decided for completion strategy polling, this end insists on str"):
+            str(exporter.wait_peer().decision)
 
 
 @pytest.mark.parametrize(
