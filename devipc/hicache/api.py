@@ -94,6 +94,8 @@ class HiCacheClient:
             For a namespace of another layout, or a pool that cannot be moved here.
         BoundsError
             When a chunk leaves the allocation that the driver reports.
+        CompletionTimeout
+            When no answer came in time; with code ``still_mapped``, its memory must stay until :meth:`close` returned.
         """
         return self._registry.register(built, namespace)
 

@@ -21,7 +21,7 @@ from devipc.hicache.handles import NeverReady, check_exports
 from devipc.hicache.index import IndexReader
 from devipc.hicache.links import LinkAnswers, LinkFence, PoolMemory
 from devipc.hicache.operations import Event
-from devipc.hicache.policy import WritePolicy
+from devipc.hicache.policy import WritePolicy, policy_named
 from devipc.hicache.poolbook import PoolBook
 from devipc.hicache.readypoints import Forwarder
 from devipc.hicache.requests import Backup, ReadyPoint, RegisterPool, Request, Restore, UnregisterPool
@@ -35,8 +35,7 @@ from devipc.types import PoisonReason
 
 __all__ = ["DaemonLink"]
 
-_REGISTER_S = 10.0
-_TIDY_S = 2.0
+_REGISTER_S, _TIDY_S = 10.0, 2.0
 _log = logging.getLogger("devipc.hicache")
 
 
@@ -82,7 +81,7 @@ class DaemonLink:
         self._words = threading.Lock()
         self._changed = threading.Condition(threading.RLock())
         self._pools = PoolBook()
-        self._leaving: list[Attachment] = []  # over, and perhaps still writing
+        self._leaving: list[Attachment] = []  # over or not used yet, and perhaps writing
         self._spent: list[Attachment] = []  # to be closed
         self._answers: LinkAnswers
         self._why: DevIPCError | None = None
@@ -91,7 +90,7 @@ class DaemonLink:
         self._thread: threading.Thread | None = None
         self._current: Attachment | None = attach_first(self._target, self._forwarder, wait_s=wait_s)
         welcome = self._current.welcome
-        self._layer_groups, self._write_policy = welcome.layer_groups, _policy(welcome.write_policy)
+        self._layer_groups, self._write_policy = welcome.layer_groups, policy_named(welcome.write_policy)
         self._device = self._current.session.device
 
     # --- what the client asks ----------------------------------------------------------------------------------------
@@ -222,7 +221,7 @@ class DaemonLink:
                 "degraded_s": 0.0 if current else time.monotonic() - self._since,
                 "attempts": self._attempts,
                 "losses": self._losses,
-                "dying_engines": len(self._leaving),
+                "dying_engines": sum(one.over is not None for one in self._leaving),
             } | (current.status() if current else {})
 
     def _degraded(self, why: DevIPCError | None = None) -> DevIPCError:
@@ -321,6 +320,8 @@ class DaemonLink:
         return False
 
     def _register_all(self, new: Attachment) -> set[int]:
+        with self._changed:
+            self._leaving.append(new)  # it has the pools from now on, and nobody may take one back unseen
         known = self._pools.registered()
         for op, pool in known:
             new.share(pool)
@@ -331,23 +332,29 @@ class DaemonLink:
         """Serve by ``new`` from now on, unless pools came or went meanwhile."""
         with self._changed:
             same = registered == {pool.number for _, pool in self._pools.registered()}
-            usable = same and new.over is None and not self._closing
+            usable = same and new in self._leaving and new.over is None and not self._closing
             if usable:
                 self._answers.attached_again(new.reader)
+                self._leaving.remove(new)
                 self._current = new
+                self._changed.notify_all()
         if not usable:
             self._discard(new)
-        elif new.over is not None:  # between the two looks
+        elif new.over is not None:  # meanwhile
             self._on_over(new, new.over)
         return usable
 
     def _discard(self, new: Attachment) -> None:
-        """Give an attachment back that was never used."""
+        """Give an attachment back that was never used. If the engine does not say so, it is waited for as any other."""
+        new.reader.close()
         try:
-            new.reader.close()
-            new.close(_TIDY_S)
-        except Exception:
-            _log.exception("an attachment that was not used could not be given back")
+            new.leave(_TIDY_S)
+        except DevIPCError as error:
+            new.end(error)
+            if new in self._leaving:
+                return
+        self._on_gone(new)
+        self._spent.append(new)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -391,10 +398,3 @@ class DaemonLink:
             code="stalled_stream",
             remedy="free no pool yet; find out what keeps the engine's process, then try again",
         )
-
-
-def _policy(name: str) -> WritePolicy:
-    try:
-        return WritePolicy(name)
-    except ValueError:
-        return next(iter(WritePolicy))

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from devipc.errors import UsageError
 
-__all__ = ["WritePolicy", "Writer"]
+__all__ = ["WritePolicy", "Writer", "policy_named"]
 
 
 class WritePolicy(enum.StrEnum):
@@ -24,6 +24,11 @@ class WritePolicy(enum.StrEnum):
     """Once it was hit often enough: what nobody asks for again costs no transfer."""
     WRITE_BACK = "write_back"
     """Before its place on the device is given to another page, which waits for the copy."""
+
+
+def policy_named(name: str) -> WritePolicy:
+    """Return the policy that a daemon tells its clients; the first for one that is not known here."""
+    return next((policy for policy in WritePolicy if policy.value == name), next(iter(WritePolicy)))
 
 
 class Writer:

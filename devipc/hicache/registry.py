@@ -10,7 +10,7 @@ import itertools
 import threading
 
 from devipc.deadline import deadline_after, remaining
-from devipc.errors import DevIPCError, UsageError
+from devipc.errors import CompletionTimeout, DevIPCError, StaleError, UsageError
 from devipc.hicache.builders import BuiltPool
 from devipc.hicache.desk import Desk
 from devipc.hicache.handles import PoolHandle
@@ -23,6 +23,7 @@ from devipc.hicache.ticket import Ticket
 
 __all__ = ["Registry"]
 
+_TAKE_BACK_S = 2.0
 _POOLS = itertools.count(1)  # of the whole process: a pool of another client is no pool of this one
 
 
@@ -59,24 +60,39 @@ class Registry:
         addresses = self._link.reach(memory)
         try:
             self._desk.ask(lambda op: memory.request(op, addresses))
-        except BaseException:
-            with contextlib.suppress(DevIPCError):
-                self._link.unreach(number, 0.0)
+        except BaseException as error:
+            self._take_back(number, error)
             raise
         groups = layer_groups(layout.layers, self._link.layer_groups)
         return PoolHandle(number, number, layout, memory.namespace, groups, tuple(layout.advice()))
 
+    def _take_back(self, number: int, why: BaseException) -> None:
+        """Take a pool back whose registration failed: it may be under way, and end later."""
+        answered = isinstance(why, DevIPCError) and not isinstance(why, CompletionTimeout)
+        try:
+            with contextlib.suppress(StaleError):  # answered all the same
+                if not answered:
+                    self._unregister(number, number, _TAKE_BACK_S)
+            self._link.unreach(number, _TAKE_BACK_S)
+        except DevIPCError as error:
+            text = f"the pool was not registered, and the engine may still map it: {error.message}"
+            remedy = "free none of its memory before close() of this client has returned"
+            if isinstance(why, DevIPCError):
+                raise CompletionTimeout(text, code="still_mapped", remedy=remedy) from why
+            why.add_note(f"{text}; remedy: {remedy}")
+
     def unregister(self, pool: PoolHandle, timeout_s: float) -> None:
         """See :meth:`devipc.hicache.api.HiCacheClient.unregister`."""
         self._desk.check_process()
+        self._unregister(pool.number, pool.generation, timeout_s)
+
+    def _unregister(self, number: int, generation: int, timeout_s: float) -> None:
         deadline = deadline_after(timeout_s)
         with self._unregistering:  # once, however many threads do it
-            if (ticket := self._leaving.get(pool.number)) is None:
-                ticket = self._desk.submit(
-                    lambda op: UnregisterPool(op=op, pool=pool.number, generation=pool.generation)
-                )
-                self._leaving[pool.number] = ticket
+            if (ticket := self._leaving.get(number)) is None:
+                ticket = self._desk.submit(lambda op: UnregisterPool(op=op, pool=number, generation=generation))
+                self._leaving[number] = ticket
         outcome = ticket.wait(timeout_s)
         if outcome.status is Status.REFUSED and outcome.error is not None and outcome.error.code != "degraded":
             ticket.result(0.0)
-        self._link.unreach(pool.number, remaining(deadline))
+        self._link.unreach(number, remaining(deadline))

@@ -37,7 +37,7 @@ class LinkKind(enum.IntEnum):
     HELLO = FIRST_FREE_KIND
     """Body: a HelloFrame. Descriptors: the slots, then the offer. Answer: a WelcomeFrame, the index, the transport."""
     LEAVE = FIRST_FREE_KIND + 1
-    """Body: a LeaveFrame. Answered when nothing of the client is open; refused with ``stalled_stream`` otherwise."""
+    """Body: a LeaveFrame. Answered when nothing of the client is open or mapped; else refused, ``stalled_stream``."""
     STATUS = FIRST_FREE_KIND + 2
     """No body, no greeting needed. Answer: a JSON object."""
     DRAIN = FIRST_FREE_KIND + 3

@@ -1,0 +1,153 @@
+"""Memory of a client is its own again when the engine has unmapped it, or is gone: never before anybody says so."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devipc.errors import CompletionTimeout
+from devipc.hicache import desk, registry
+from devipc.hicache.api import UNFENCED, HiCacheClient, PoolHandle, connect
+from devipc.hicache.requests import UnregisterPool
+from devipc.interfaces.backend import Device
+from devipc.registry import load_backend
+from tests.hicache.daemon.daemons import Daemon, daemon
+from tests.hicache.daemon.engine_that_holds_memory import FOLDER, MODULE
+from tests.hicache.daemon.test_schedulers import memory_files
+from tests.hicache.pools import TIMEOUT_S, PoolMemory, until
+from tests.hicache.world import World
+
+
+class Scene:
+    """A daemon whose engine may be kept from unmapping, and one client with one pool, of which a page was moved."""
+
+    def __init__(self, device: Device, running: Daemon, folder: Path) -> None:
+        self.daemon, self._folder = running, folder
+        self.it = World(device)  # for its pools
+        self.memory: PoolMemory = self.it.attention_pool()
+        self.client: HiCacheClient = connect("unix:" + running.path, device=device)
+
+    def register(self) -> PoolHandle:
+        handle: PoolHandle = self.it.register(self.client, self.memory)
+        self.client.backup(handle, [1], self.it.keys(handle, 1), ready=UNFENCED).result(TIMEOUT_S)
+        assert self.mapped
+        return handle
+
+    def hold(self, what: str) -> None:
+        (self._folder / what).touch()
+
+    def let_go(self, what: str) -> None:
+        (self._folder / what).unlink()
+
+    @property
+    def engine_pid(self) -> int:
+        return int(self.daemon.status()["engine"]["pid"])
+
+    @property
+    def mapped(self) -> bool:
+        """Whether the engine process has any file of the client's memory mapped."""
+        return memory_files(self.engine_pid) > 0
+
+    def close(self) -> None:
+        for file in self._folder.iterdir():
+            file.unlink()
+        self.client.close(timeout_s=TIMEOUT_S)
+        self.it.close()
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[tuple[Daemon, Path]]:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        daemon(options={"engine_module": MODULE}, environment={FOLDER: folder}) as one,
+    ):
+        yield one, Path(folder)
+
+
+@pytest.fixture
+def scene(running: tuple[Daemon, Path]) -> Iterator[Scene]:
+    device = load_backend("host").open_device()
+    made = Scene(device, *running)
+    yield made
+    made.close()
+    device.close()
+
+
+def refused(call: Any, code: str) -> None:
+    with pytest.raises(CompletionTimeout) as caught:
+        call()
+    assert caught.value.code == code
+    assert caught.value.retryable
+    assert caught.value.remedy
+
+
+def test_nothing_is_mapped_when_a_pool_is_unregistered(scene: Scene) -> None:
+    handle = scene.register()
+    scene.client.unregister(handle)
+    assert not scene.mapped
+
+
+def test_nothing_is_mapped_when_a_client_has_left(scene: Scene) -> None:
+    scene.register()
+    scene.client.close(timeout_s=TIMEOUT_S)
+    assert not scene.mapped
+
+
+def test_an_unregistered_pool_that_is_still_mapped_is_not_the_clients_yet(scene: Scene) -> None:
+    handle = scene.register()
+    scene.hold("close")
+    asked = scene.client._desk.submit(
+        lambda op: UnregisterPool(op=op, pool=handle.number, generation=handle.generation)
+    )
+    time.sleep(0.3)
+    assert asked.status is None
+    assert scene.mapped
+    scene.client._registry._leaving[handle.number] = asked
+    refused(lambda: scene.client.unregister(handle, timeout_s=0.1), "timeout")
+    scene.let_go("close")
+    scene.client.unregister(handle, timeout_s=TIMEOUT_S)
+    assert not scene.mapped
+
+
+def test_a_client_does_not_leave_before_its_memory_is_unmapped(scene: Scene) -> None:
+    scene.register()
+    scene.hold("close")
+    refused(lambda: scene.client.close(timeout_s=0.3), "stalled_stream")
+    assert scene.mapped
+    refused(lambda: scene.client.close(timeout_s=0.0), "stalled_stream")
+    scene.let_go("close")
+    scene.client.close(timeout_s=TIMEOUT_S)
+    assert not scene.mapped
+
+
+def test_a_registration_that_took_too_long_is_taken_back(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine opens the pool all the same, later; then it is unmapped again, and its client can leave."""
+    monkeypatch.setattr(desk, "CALL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(registry, "_TAKE_BACK_S", 0.1)
+    scene.hold("open")
+    refused(scene.register, "still_mapped")
+    scene.hold("close")
+    scene.let_go("open")
+    until(lambda: scene.mapped)
+    refused(lambda: scene.client.close(timeout_s=0.1), "stalled_stream")
+    scene.let_go("close")
+    scene.client.close(timeout_s=TIMEOUT_S)
+    assert not scene.mapped
+
+
+@pytest.mark.chaos
+def test_the_end_of_the_engine_unmaps_too(scene: Scene) -> None:
+    scene.register()
+    pid = scene.engine_pid
+    scene.hold("close")
+    refused(lambda: scene.client.close(timeout_s=0.1), "stalled_stream")
+    os.kill(pid, signal.SIGKILL)
+    scene.client.close(timeout_s=TIMEOUT_S)
+    assert not Path(f"/proc/{pid}/maps").exists() or not Path(f"/proc/{pid}/maps").read_text()
