@@ -15,7 +15,7 @@ from dataclasses import replace
 from devipc.channel.link import Link, PeerState
 from devipc.completion import Fence
 from devipc.deadline import deadline_after, remaining
-from devipc.errors import CompletionTimeout, DevIPCError, HandleError, PeerGone, ResourceExhausted, UsageError
+from devipc.errors import CompletionTimeout, DevIPCError, HandleError, PeerGone, UsageError
 from devipc.hicache import protocol as p
 from devipc.hicache.codec import Numbers, answer_of, frame_of
 from devipc.hicache.index import IndexReader
@@ -37,6 +37,7 @@ from devipc.types import PoisonReason
 __all__ = ["Attachment"]
 
 _SUBMIT_S = 0.05
+_TURN_S = 1e-3
 _NO_SLOT = -1
 _NOTHING = Answer()
 _TRANSFERS = (Backup, Restore)  # a union would be made anew for each operation
@@ -85,6 +86,7 @@ class Attachment(Numbers):
         self._over: DevIPCError | None = None
         self._closed = False
         self._untold: deque[bytes] = deque()
+        self._telling = threading.Lock()
         self._reasons: dict[int, DevIPCError] = {}  # of ready points that failed here
         self._own: dict[int, Callable[[Event, Answer], None]] = {}
 
@@ -213,6 +215,8 @@ class Attachment(Numbers):
     def submit(self, request: Request) -> None:
         """Send a request. Blocks for a moment at most, while the supervisor does not keep up.
 
+        When the attachment ends meanwhile, the end is told of this operation, too, as of any other.
+
         Raises
         ------
         ResourceExhausted
@@ -222,18 +226,26 @@ class Attachment(Numbers):
         DevIPCError
             When the attachment is over.
         """
-        op, slot = request.op, _NO_SLOT
+        op, slot, noted = request.op, _NO_SLOT, False
         try:
             if isinstance(request, _TRANSFERS):
                 assert isinstance(request.fence, SlotFence)
                 slot = self._table.begin(op, request.kind, request.fence)
             frame = p.pack(frame_of(request, self))
-            self.ops[op] = slot  # before it is sent, and before the look at the end: one of both sees the other
-            if self._over is not None:
-                raise self._over
+            with self._ending:  # the end is told of what is in here, and of nothing else
+                if self._over is not None:
+                    raise self._over
+                self.ops[op], noted = slot, True
             self._transport.push(frame, timeout_s=_SUBMIT_S)
-        except BaseException:
-            self.ops.pop(op, None)
+        except BaseException as error:
+            with self._ending:
+                told = noted and self._over is not None
+                if not told:
+                    self.ops.pop(op, None)
+            if told:
+                if isinstance(error, DevIPCError):
+                    return
+                raise
             if slot != _NO_SLOT:
                 self._forwarder.forget(self._slots, slot)
                 self._table.unused(slot)
@@ -243,26 +255,25 @@ class Attachment(Numbers):
             self._tell_rest()
 
     def tell(self, op: int, event: Event) -> None:
-        """Say something about an operation that was submitted here; others are passed over. Never blocks.
+        """Say something about an operation that was submitted here; others are passed over.
 
-        What finds no room is sent behind the next submission, or answer.
+        What finds no room is sent behind the next submission, or answer. Blocks only while another thread submits.
         """
         if op in self.ops:
             self._untold.append(p.pack(p.TellFrame(op=op, event=event)))
             self._tell_rest()
 
     def _tell_rest(self) -> None:
-        with contextlib.suppress(DevIPCError):
-            while self._untold:
-                try:
-                    frame = self._untold.popleft()
-                except IndexError:  # another thread was faster
-                    return
-                try:
-                    self._transport.push(frame, timeout_s=0.0)
-                except ResourceExhausted:
-                    self._untold.appendleft(frame)
-                    return
+        while self._untold and self._telling.acquire(blocking=False):  # whoever has it looks again
+            try:
+                self._transport.push(self._untold[0], timeout_s=_TURN_S)
+                self._untold.popleft()
+            except CompletionTimeout:
+                continue
+            except DevIPCError:  # no room, or over
+                return
+            finally:
+                self._telling.release()
 
     def ended(self, op: int) -> None:
         """Note that an operation has its status on this side; those of other attachments are passed over."""

@@ -80,6 +80,7 @@ class DaemonLink:
         self._forwarder = Forwarder()
         self._words = threading.Lock()
         self._changed = threading.Condition(threading.RLock())
+        self._telling = threading.RLock()  # held before the others: gone is told behind dying
         self._pools = PoolBook()
         self._leaving: list[Attachment] = []  # over or not used yet, and perhaps writing
         self._spent: list[Attachment] = []  # to be closed
@@ -203,9 +204,7 @@ class DaemonLink:
     def wait(self, done: Callable[[], bool], waiters: Waiters, deadline: float) -> bool:
         """See :class:`~devipc.hicache.links.EngineLink`."""
         current = self._current
-        if current is None:
-            return park(done, waiters, deadline)
-        return current.pump.wait(done, waiters, deadline)
+        return park(done, waiters, deadline) if current is None else current.pump.wait(done, waiters, deadline)
 
     def attend(self) -> None:
         """See :class:`~devipc.hicache.links.EngineLink`."""
@@ -236,29 +235,31 @@ class DaemonLink:
     # --- losing, and attaching again ---------------------------------------------------------------------------------
 
     def _on_over(self, attachment: Attachment, error: DevIPCError) -> None:
-        with self._changed:
-            if attachment is self._current:
-                self._current = None
-                self._leaving.append(attachment)
-                self._why, self._since, self._attempts = error, time.monotonic(), 0
-                self._losses += 1
-            self._changed.notify_all()
-        if not self._closed:
-            _log.warning("cache client without an engine: %s", error)
-        self._answers.attachment_dying(list(attachment.ops))
+        with self._telling:
+            with self._changed:
+                if attachment is self._current:
+                    self._current = None
+                    self._leaving.append(attachment)
+                    self._why, self._since, self._attempts = error, time.monotonic(), 0
+                    self._losses += 1
+                self._changed.notify_all()
+            if not self._closed:
+                _log.warning("cache client without an engine: %s", error)
+            self._answers.attachment_dying(list(attachment.ops))
         if attachment.gone:
             self._on_gone(attachment)
 
     def _on_gone(self, attachment: Attachment) -> None:
-        if attachment not in self._leaving:
-            return
-        # Told first: what is waited for below is that nobody's page is quarantined any more.
-        self._answers.attachment_gone(list(attachment.ops))
-        with self._changed:
-            if attachment in self._leaving:
-                self._leaving.remove(attachment)
-                self._spent.append(attachment)
-            self._changed.notify_all()
+        with self._telling:
+            if attachment not in self._leaving:
+                return
+            # Told first: what is waited for below is that nobody's page is quarantined any more.
+            self._answers.attachment_gone(list(attachment.ops))
+            with self._changed:
+                if attachment in self._leaving:
+                    self._leaving.remove(attachment)
+                    self._spent.append(attachment)
+                self._changed.notify_all()
 
     def _run(self) -> None:
         pause = FIRST_PAUSE_S
@@ -306,15 +307,14 @@ class DaemonLink:
             if self._closing:  # nothing of an older one moves, which was the question
                 raise self._degraded()
             self._start(new)
-            registered = self._register_all(new)
-            return self._use(new, registered)
+            return self._use(new, self._register_all(new))
         except DevIPCError as error:
-            with self._changed:
-                self._why = error
+            why = error
         except Exception as error:
             _log.exception("attaching to the cache daemon failed")
-            with self._changed:
-                self._why = DevIPCError(f"{type(error).__name__}: {error}", code="defect", remedy="report it")
+            why = DevIPCError(f"{type(error).__name__}: {error}", code="defect", remedy="report it")
+        with self._changed:
+            self._why = why
         if new is not None:
             self._discard(new)
         return False

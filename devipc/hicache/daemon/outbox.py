@@ -10,7 +10,7 @@ import logging
 import threading
 from collections import Counter, deque
 
-from devipc.errors import DevIPCError, ResourceExhausted
+from devipc.errors import CompletionTimeout, DevIPCError, ResourceExhausted
 from devipc.hicache import protocol as p
 from devipc.hicache.codec import frame_of_answer
 from devipc.hicache.operations import Event
@@ -66,7 +66,7 @@ class Outbox:
                 try:
                     self._transport.push(frame, timeout_s=0.0)
                     return
-                except ResourceExhausted:
+                except (ResourceExhausted, CompletionTimeout):
                     pass
                 except DevIPCError:  # the client is gone, or broke the rules: its thread finds out by itself
                     self._over = True
@@ -85,7 +85,7 @@ class Outbox:
         while self.waiting:
             try:
                 self._transport.push(self.waiting[0], timeout_s=timeout_s)
-            except ResourceExhausted:
+            except (ResourceExhausted, CompletionTimeout):
                 return False
             with self._lock:
                 self.waiting.popleft()

@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,6 +17,7 @@ from devipc.errors import CompletionTimeout, FencePoisoned, PeerGone
 from devipc.hicache.api import UNFENCED, HiCacheClient, connect
 from devipc.hicache.operations import Event, Status
 from devipc.hicache.results import PageResult
+from devipc.hicache.ticket import Ticket
 from devipc.interfaces.backend import Device
 from devipc.registry import load_backend
 from tests.hicache.daemon.daemons import Daemon, daemon
@@ -233,6 +234,72 @@ def test_a_client_that_lost_its_connections_closes_while_the_engine_lives(scene:
     scene.client.close(timeout_s=TIMEOUT_S)
     assert time.monotonic() - began < 5
     until(lambda: not scene.daemon.status()["clients"])
+
+
+@pytest.mark.long
+def test_a_restore_whose_attachment_ends_has_a_status_whatever_comes_first(scene: Scene) -> None:
+    client, link = scene.client, cast(Any, scene.client._link)
+
+    def restore(expect: Status, losses: int, ticket: Ticket | None = None) -> None:
+        ticket = ticket or client.restore(scene.handle, scene.keys[:2], [20, 21], ready=UNFENCED)
+        assert ticket.wait(TIMEOUT_S).status is expect
+        scene.wait_attached()
+        scene.check_serves(70 + losses)
+        assert client.status()["losses"] == losses
+        assert client.status()["quarantined_pages"] == 0
+
+    def end_in(owner: Any, name: str, attachment: Any, *, late: bool) -> None:
+        """End the attachment in the middle of a submission; before it goes on, another one serves, when ``late``."""
+        whole = getattr(owner, name)
+
+        def ends(*arguments: Any, **named: Any) -> Any:
+            setattr(owner, name, whole)
+            attachment.end(PeerGone("its connection is lost"))
+            if late:
+                until(lambda: link._current is not None)
+            return whole(*arguments, **named)
+
+        setattr(owner, name, ends)
+
+    end_in(link._current._table, "begin", link._current, late=False)
+    restore(Status.REFUSED, 1)
+    end_in(link._current._transport, "push", link._current, late=False)
+    restore(Status.LOST, 2)
+    end_in(link._current._transport, "push", link._current, late=True)
+    restore(Status.LOST, 3)
+
+    pid = scene.engine_pid
+    # It is learnt that nothing of the engine is left before all is told that it is dying.
+    attachment, tell = link._current, link._answers.attachment_dying
+
+    def tell_late(ops: Any) -> None:
+        learnt = threading.Thread(target=link._on_gone, args=(attachment,))
+        learnt.start()
+        learnt.join(0.3)
+        link._answers.attachment_dying = tell
+        tell(ops)
+
+    ticket = scene.stalled_restore()
+    link._answers.attachment_dying = tell_late
+    attachment.end(PeerGone("its connection is lost"))
+    faults = Faults(scene.folder, pid)
+    faults.resume("restore")
+    faults.close()
+    restore(Status.LOST, 4, ticket)
+
+
+@pytest.mark.long
+def test_what_is_told_while_another_thread_submits_is_heard(scene: Scene) -> None:
+    lease = scene.client.lookup(scene.handle, scene.keys)
+    assert lease.reached(Event.LEASED, TIMEOUT_S)
+    assert scene.status["tier"]["holds"] == 1
+    turn = cast(Any, scene.client._link)._current._transport._out._turn
+    with turn:
+        telling = threading.Thread(target=scene.client.release, args=(lease,))
+        telling.start()
+        telling.join(0.1)
+    telling.join(TIMEOUT_S)
+    until(lambda: scene.status["tier"]["holds"] == 0)
 
 
 @pytest.mark.long
