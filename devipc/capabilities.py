@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-__all__ = ["Capability", "Verdict"]
+__all__ = ["Capability", "Verdict", "is_offered"]
 
 
 class Verdict(enum.StrEnum):
@@ -74,3 +74,8 @@ class Capability:
             "reason": self.reason,
             "remedy": self.remedy,
         }
+
+
+def is_offered(capability: Capability) -> bool:
+    """Return True when there is something to be tried: neither refused nor known to be broken."""
+    return capability.verdict in (Verdict.YES, Verdict.UNTESTED)

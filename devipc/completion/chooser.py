@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from devipc.capabilities import Capability
+from devipc.capabilities import Capability, is_offered
 from devipc.completion.cache import TrialCache
-from devipc.completion.offers import AUTOMATIC, is_offered, offers, words_are_proven
+from devipc.completion.offers import AUTOMATIC, offers, words_are_proven
 from devipc.completion.pair import try_in_children
 from devipc.completion.roles import DATA_NBYTES, ProducerRole, Role
 from devipc.completion.trial import RemoteRole, TrialFailed, run_trial

@@ -11,7 +11,8 @@ import logging
 import threading
 from collections.abc import Sequence
 
-from devipc.completion.half import give_back, sync_with
+from devipc.absence import need_events
+from devipc.completion.half import give_back
 from devipc.completion.page import MAX_CONSUMERS, RING_SLOTS, FencePage, LineState
 from devipc.deadline import call_with_deadline
 from devipc.errors import DevIPCError, UsageError
@@ -28,12 +29,6 @@ _PAUSE_S = 0.5e-3
 _LIVE = (LineState.GIVEN, LineState.OPEN)
 _log = logging.getLogger("devipc.completion")
 _kept: list[InterprocessEvent] = []
-
-
-def _events_of(device: Device) -> InterprocessEvents:
-    events = sync_with(device, "events").events
-    assert events is not None
-    return events
 
 
 class _Ring:
@@ -73,7 +68,7 @@ class EventProducer(_Ring):
     def __init__(self, device: Device, page: FencePage, *, ring: int = DEFAULT_RING) -> None:
         if not 1 <= ring <= RING_SLOTS:
             raise UsageError(f"a ring of {ring} events", remedy=f"use 1 to {RING_SLOTS}")
-        super().__init__(_events_of(device), page, [])
+        super().__init__(need_events(device), page, [])
         self._count = 0
         try:
             for _ in range(ring):
@@ -140,7 +135,7 @@ class EventConsumer(_Ring):
     """Asks imported events in order, and acknowledges them in its own line."""
 
     def __init__(self, device: Device, page: FencePage, *, line: int, payloads: Sequence[bytes]) -> None:
-        driver = _events_of(device)
+        driver = need_events(device)
         super().__init__(driver, page, [])
         self._line = line
         self._seen, self._reached = page.ack(line), page.start(line)

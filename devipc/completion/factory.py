@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 
+from devipc.absence import need_transfer
 from devipc.completion.consumer import ConsumerFence
 from devipc.completion.event import DEFAULT_RING, EventConsumer, EventProducer
-from devipc.completion.half import WORD_PAUSE_S, ConsumerHalf, LookingConsumer, ProducerHalf, need_transfer
+from devipc.completion.half import WORD_PAUSE_S, ConsumerHalf, LookingConsumer, ProducerHalf
 from devipc.completion.handle import FenceHandle
 from devipc.completion.host_flag import flag_producer
 from devipc.completion.page import FencePage, LineState

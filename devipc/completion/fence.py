@@ -14,7 +14,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
-from devipc.completion.half import Half, need_transfer
+from devipc.absence import need_transfer
+from devipc.completion.half import Half
 from devipc.completion.page import FencePage, check_value
 from devipc.completion.ticker import ticker
 from devipc.errors import ClosedError, CompletionTimeout, FencePoisoned, ForkError, UsageError

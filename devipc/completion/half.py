@@ -11,9 +11,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from devipc.completion.page import FencePage
-from devipc.errors import CapabilityError, ClosedError, DevIPCError, DriverError, UsageError
-from devipc.interfaces.backend import Device
-from devipc.interfaces.sync import DeviceSyncIPC
+from devipc.errors import ClosedError, DevIPCError, DriverError, UsageError
 from devipc.interfaces.transfer import DeviceTransfer, HostRegistration, Marker, Stream
 
 __all__ = [
@@ -25,8 +23,6 @@ __all__ = [
     "ProducerHalf",
     "WordProducer",
     "give_back",
-    "need_transfer",
-    "sync_with",
     "unregister",
 ]
 
@@ -195,39 +191,3 @@ def give_back(action: Callable[[_T], None], thing: _T) -> None:
 def unregister(transfer: DeviceTransfer, registration: HostRegistration) -> None:
     """Undo the registration of a page whose device work has drained."""
     give_back(transfer.unregister_host, registration)
-
-
-def need_transfer(device: Device) -> DeviceTransfer:
-    """Return the device's transfer interface.
-
-    Raises
-    ------
-    CapabilityError
-        When there is none: without streams there is nothing to be completed.
-    """
-    if device.transfer is None:
-        answer = device.capabilities().get("transfer")
-        raise CapabilityError(
-            f"no streams on this device: {answer.reason if answer is not None else 'it has no transfer interface'}",
-            device=device.info.uuid,
-            remedy=answer.remedy if answer is not None else "",
-        )
-    return device.transfer
-
-
-def sync_with(device: Device, primitive: str) -> DeviceSyncIPC:
-    """Return the device's sync interface, after checking that it has ``primitive``.
-
-    Raises
-    ------
-    CapabilityError
-        When the interface or the primitive is absent.
-    """
-    sync = device.sync
-    if sync is None or getattr(sync, primitive) is None:
-        raise CapabilityError(
-            f"this device has no {primitive.replace('_', ' ')}",
-            device=device.info.uuid,
-            remedy="use another completion strategy; polling needs none of these primitives",
-        )
-    return sync

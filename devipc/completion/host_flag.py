@@ -7,7 +7,8 @@ device.
 
 from __future__ import annotations
 
-from devipc.completion.half import WORD_PAUSE_S, Drain, ProducerHalf, WordProducer, need_transfer, unregister
+from devipc.absence import need_transfer
+from devipc.completion.half import WORD_PAUSE_S, Drain, ProducerHalf, WordProducer, unregister
 from devipc.completion.page import PAGE_FENCE_NBYTES, RING_OFFSET, RING_SLOTS, VALUE_OFFSET, FencePage
 from devipc.completion.scratch import Scratch
 from devipc.completion.stream_memop import MemopProducer

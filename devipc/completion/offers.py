@@ -7,13 +7,13 @@ asked; the chooser tries.
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
 
-from devipc.capabilities import Capability, Verdict
+from devipc.absence import absence
+from devipc.capabilities import Capability, is_offered
 from devipc.interfaces.backend import Device
 from devipc.types import Mechanism, Strategy
 
-__all__ = ["AUTOMATIC", "is_offered", "offers", "words_are_proven"]
+__all__ = ["AUTOMATIC", "offers", "words_are_proven"]
 
 AUTOMATIC = (Strategy.STREAM_MEMOP, Strategy.HOST_FLAG, Strategy.POLLING)
 """What is tried when nobody asks for a strategy, best first. ``event`` is used on request only."""
@@ -29,11 +29,6 @@ def words_are_proven(strategy: Strategy, *, machine: str | None = None) -> bool:
     return strategy is Strategy.POLLING or (machine or platform.machine()) == _PROVEN_MACHINE
 
 
-def is_offered(capability: Capability) -> bool:
-    """Return True when there is something to be tried: neither refused nor known to be broken."""
-    return capability.verdict in (Verdict.YES, Verdict.UNTESTED)
-
-
 def offers(device: Device, *, machine: str | None = None) -> dict[Strategy, Capability]:
     """Return for every strategy whether ``device`` has what it needs. Cheap; makes no driver call.
 
@@ -45,8 +40,9 @@ def offers(device: Device, *, machine: str | None = None) -> dict[Strategy, Capa
         ``no`` with the reason where a primitive is absent. ``untested`` is an offer: nobody has tried it, or the
         machine is one on which words were never proven and which is therefore not chosen automatically.
     """
-    if device.transfer is None:
-        return dict.fromkeys(Strategy, _absent(device, "transfer", "it has no streams"))
+    no_streams = absence(device, "transfer")
+    if no_streams is not None:
+        return dict.fromkeys(Strategy, no_streams)
     found = {
         Strategy.STREAM_MEMOP: _memop(device),
         Strategy.HOST_FLAG: _flag(device),
@@ -65,38 +61,26 @@ def offers(device: Device, *, machine: str | None = None) -> dict[Strategy, Capa
 
 
 def _memop(device: Device) -> Capability:
-    sync = device.sync
-    if sync is None:
-        return _absent(device, "sync", "it has no sync interface")
-    known = sync.mechanisms()
-    if sync.word_writes is None or sync.word_waits is None:
-        missing = "word writes" if sync.word_writes is None else "word waits"
-        return _refused(known, Mechanism.STREAM_MEMOP, f"the device has no {missing}")
-    return known.get(Mechanism.STREAM_MEMOP, Capability.untested(_NOT_TRIED))
+    for part in ("word_writes", "word_waits"):
+        refused = absence(device, part)
+        if refused is not None:
+            return refused
+    return _known(device, Mechanism.STREAM_MEMOP)
 
 
 def _flag(device: Device) -> Capability:
-    if (device.sync is None or device.sync.word_writes is None) and device.memory is None:
-        return _absent(device, "memory", "it has neither word writes nor device memory to copy a word through")
+    if absence(device, "word_writes") is not None:  # a word is copied by way of device memory then
+        refused = absence(device, "memory")
+        if refused is not None:
+            return refused
     return Capability.untested(_NOT_TRIED)
 
 
 def _event(device: Device) -> Capability:
-    sync = device.sync
-    if sync is None:
-        return _absent(device, "sync", "it has no sync interface")
-    known = sync.mechanisms()
-    if sync.events is None:
-        return _refused(known, Mechanism.EVENT, "the device has no inter-process events")
-    return known.get(Mechanism.EVENT, Capability.untested(_NOT_TRIED))
+    refused = absence(device, "events")
+    return _known(device, Mechanism.EVENT) if refused is None else refused
 
 
-def _refused(known: Mapping[Mechanism, Capability], mechanism: Mechanism, reason: str) -> Capability:
-    """Return the backend's own reason where it gives one that is no offer."""
-    answer = known.get(mechanism)
-    return answer if answer is not None and not is_offered(answer) else Capability.no(reason)
-
-
-def _absent(device: Device, interface: str, reason: str) -> Capability:
-    answer = device.capabilities().get(interface)
-    return answer if answer is not None and not is_offered(answer) else Capability.no(reason)
+def _known(device: Device, mechanism: Mechanism) -> Capability:
+    untried = Capability.untested(_NOT_TRIED)
+    return untried if device.sync is None else device.sync.mechanisms().get(mechanism, untried)

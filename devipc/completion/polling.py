@@ -10,7 +10,8 @@ import contextlib
 import threading
 from collections import deque
 
-from devipc.completion.half import WordProducer, give_back, need_transfer
+from devipc.absence import need_transfer
+from devipc.completion.half import WordProducer, give_back
 from devipc.completion.page import FencePage
 from devipc.completion.ticker import IDLE, ticker
 from devipc.errors import ClosedError, DevIPCError

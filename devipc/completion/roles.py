@@ -12,8 +12,9 @@ import os
 import time
 from typing import Protocol
 
+from devipc.absence import need_transfer
 from devipc.completion.factory import create_fence, open_fence
-from devipc.completion.half import Drain, give_back, need_transfer
+from devipc.completion.half import Drain, give_back
 from devipc.completion.handle import FenceHandle
 from devipc.completion.scratch import Scratch
 from devipc.errors import CapabilityError, DevIPCError, FencePoisoned, ResourceExhausted, UsageError

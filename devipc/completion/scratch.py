@@ -6,8 +6,8 @@ there (see :meth:`devipc.interfaces.transfer.DeviceTransfer.copy`). Knows no fen
 
 from __future__ import annotations
 
-from devipc.completion.half import give_back, need_transfer
-from devipc.errors import CapabilityError
+from devipc.absence import need_memory, need_transfer
+from devipc.completion.half import give_back
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import Stream
 
@@ -25,15 +25,7 @@ class Scratch:
 
     def __init__(self, device: Device, nbytes: int) -> None:
         self._transfer = need_transfer(device)
-        if device.memory is None:
-            answer = device.capabilities().get("memory")
-            reason = answer.reason if answer is not None else "there is no memory interface"
-            raise CapabilityError(
-                f"no device memory to copy through: {reason}",
-                device=device.info.uuid,
-                remedy="use polling, which moves no bytes",
-            )
-        self._memory = device.memory
+        self._memory = need_memory(device)
         self._allocation = self._memory.allocate(nbytes)
         self.ptr = self._allocation.ptr
 

@@ -6,7 +6,8 @@ the device can store a word but nothing needs to wait for it on a device.
 
 from __future__ import annotations
 
-from devipc.completion.half import WORD_PAUSE_S, Drain, WordProducer, need_transfer, sync_with, unregister
+from devipc.absence import need_transfer, need_word_waits, need_word_writes
+from devipc.completion.half import WORD_PAUSE_S, Drain, WordProducer, unregister
 from devipc.completion.page import PAGE_FENCE_NBYTES, VALUE_OFFSET, FencePage
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import Stream
@@ -43,9 +44,7 @@ class MemopProducer(_Registered, WordProducer):
     refuses_capture = True
 
     def __init__(self, device: Device, page: FencePage) -> None:
-        writes = sync_with(device, "word_writes").word_writes
-        assert writes is not None
-        self._writes = writes
+        self._writes = need_word_writes(device)
         super().__init__(device, page)
 
     def room(self) -> bool:
@@ -63,9 +62,7 @@ class MemopConsumer(_Registered):
     """Waits on the device, or looks at the word."""
 
     def __init__(self, device: Device, page: FencePage) -> None:
-        waits = sync_with(device, "word_waits").word_waits
-        assert waits is not None
-        self._waits = waits
+        self._waits = need_word_waits(device)
         super().__init__(device, page)
 
     def wait(self, stream: Stream, n: int) -> None:

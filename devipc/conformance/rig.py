@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
+from devipc.absence import missing
 from devipc.conformance.staging import PAGE, STAGING_NBYTES, Staging, Unavailable, compare, content, given_back, until
 from devipc.errors import CapabilityError, DevIPCError
 from devipc.interfaces.backend import Device
 from devipc.interfaces.memory import Allocation, DeviceMemoryIPC
 from devipc.interfaces.sync import InterprocessEvents, WordWaits, WordWrites
 from devipc.interfaces.transfer import DeviceTransfer, Stream
-from devipc.types import HandleKind, Mechanism
+from devipc.types import HandleKind
 
 __all__ = ["Latch", "Rig"]
 
@@ -86,8 +87,7 @@ class Rig:
         self.device = device
         self.deadline_s = deadline_s
         if device.transfer is None:
-            answer = device.capabilities().get("transfer")
-            raise Unavailable(f"no transfer interface: {answer.reason if answer is not None else 'no reason given'}")
+            raise Unavailable(missing(device, "transfer").message)
         self.transfer: DeviceTransfer = device.transfer
         with contextlib.ExitStack() as undo:
             try:
@@ -115,8 +115,7 @@ class Rig:
             When there is none.
         """
         if self.device.memory is None:
-            answer = self.device.capabilities().get("memory")
-            raise Unavailable(f"no memory interface: {answer.reason if answer is not None else 'no reason given'}")
+            raise Unavailable(missing(self.device, "memory").message)
         return self.device.memory
 
     @property
@@ -138,7 +137,7 @@ class Rig:
         """Return a primitive after trying it once: drivers claim more than they do, and refuse at the first use."""
         primitive = getattr(self.device.sync, name, None)
         if name not in self._refusals:
-            self._refusals[name] = self._why_no(name) if primitive is None else ""
+            self._refusals[name] = missing(self.device, name).message if primitive is None else ""
             if primitive is not None:
                 try:
                     use(primitive)
@@ -147,14 +146,6 @@ class Rig:
         if self._refusals[name]:
             raise Unavailable(self._refusals[name])
         return primitive
-
-    def _why_no(self, name: str) -> str:
-        if self.device.sync is None:
-            answer = self.device.capabilities().get("sync")
-        else:
-            mechanism = Mechanism.EVENT if name == "events" else Mechanism.STREAM_MEMOP
-            answer = self.device.sync.mechanisms().get(mechanism)
-        return f"no {name}: {answer.reason if answer is not None else 'no reason given'}"
 
     # --- moving content ----------------------------------------------------------------------------------------------
 

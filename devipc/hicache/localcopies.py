@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from devipc.completion.half import need_transfer
+from devipc.absence import need_transfer
 from devipc.errors import DevIPCError
 from devipc.hicache.arena import CHUNK_NBYTES, HostArena, Pinned
 from devipc.hicache.copies import OpenedPool, Opener

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+from devipc import absence
 from devipc.errors import CapabilityError, ResourceExhausted
 from devipc.interfaces.backend import Device
 from devipc.interfaces.memory import DeviceMemoryIPC
@@ -44,11 +45,11 @@ def need_stage(device: Device, nbytes: int, *, fd: int | None = None) -> Stage:
 
 
 def need_memory(device: Device) -> DeviceMemoryIPC:
-    """Return the device's memory interface, or say that there is none."""
-    if device.memory is None:
-        answer = device.capabilities().get("memory")
-        raise NotTried("the device has no memory interface", remedy=answer.remedy if answer is not None else "")
-    return device.memory
+    """Return the device's memory interface, or say that nothing can be tried, and why."""
+    try:
+        return absence.need_memory(device)
+    except CapabilityError as error:
+        raise NotTried(error.message, remedy=error.remedy) from error
 
 
 def check_memory(device: Device, partner: Partner, backend: str, kind: HandleKind) -> str:

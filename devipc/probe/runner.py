@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from devipc.capabilities import Capability, Verdict
-from devipc.completion.offers import is_offered
+from devipc.capabilities import Capability, Verdict, is_offered
 from devipc.errors import DevIPCError
 from devipc.probe.catalogue import TRANSFER_NAMES
 from devipc.probe.environment import redact, redact_paths

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from types import TracebackType
 
-from devipc.errors import CapabilityError
+from devipc.absence import need_transfer
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import DeviceTransfer
 from devipc.memfd import PAGE_NBYTES, SharedMap, create_memfd, round_up
@@ -35,9 +35,7 @@ class Stage:
     """
 
     def __init__(self, device: Device, nbytes: int, *, fd: int | None = None) -> None:
-        if device.transfer is None:
-            raise CapabilityError("this device offers no copies", remedy="use a backend with a transfer interface")
-        self.transfer: DeviceTransfer = device.transfer
+        self.transfer: DeviceTransfer = need_transfer(device)
         size = round_up(nbytes, PAGE_NBYTES)
         own = create_memfd("devipc-stage", size) if fd is None else os.dup(fd)
         try:

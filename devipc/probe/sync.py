@@ -11,12 +11,10 @@ import os
 import time
 from collections.abc import Callable
 
-from devipc.completion.half import need_transfer
+from devipc.absence import need_events, need_transfer, need_word_waits, need_word_writes
 from devipc.completion.roles import DATA_NBYTES, ProducerRole
 from devipc.completion.trial import RemoteRole, run_trial
-from devipc.errors import CapabilityError
 from devipc.interfaces.backend import Device
-from devipc.interfaces.sync import DeviceSyncIPC, InterprocessEvents, WordWaits, WordWrites
 from devipc.memfd import PAGE_NBYTES, create_memfd
 from devipc.probe.load import Load, loads
 from devipc.probe.memory import need_stage
@@ -30,6 +28,11 @@ _HOLD_S = 0.02
 _DATA = 8  # a line of its own
 _PAUSE_S = 0.5e-3
 _ANOTHER = "use another completion strategy here; report it with `devipc env` and the driver's version"
+
+_NEEDS: dict[Mechanism, tuple[Callable[[Device], object], ...]] = {
+    Mechanism.STREAM_MEMOP: (need_word_writes, need_word_waits),
+    Mechanism.EVENT: (need_events,),
+}
 
 
 def check_strategy(device: Device, partner: Partner, strategy: Strategy, *, limit_s: float) -> str:
@@ -55,7 +58,7 @@ def check_mechanism(device: Device, partner: Partner, mechanism: Mechanism, *, l
     CheckFailed
         When one does the wrong thing, or nothing within ``limit_s``.
     """
-    for need in {Mechanism.STREAM_MEMOP: (_writes, _waits), Mechanism.EVENT: (_need_events,)}.get(mechanism, ()):
+    for need in _NEEDS.get(mechanism, ()):
         need(device)  # what is absent is a "no", whatever else may be missing too
     page_fd = create_memfd("devipc-probe", PAGE_NBYTES)
     try:
@@ -104,7 +107,7 @@ class SharedPage:
 
     def wait(self, value: int) -> None:
         """Let this process's stream wait until the word is at least ``value``."""
-        _waits(self._device).wait(self._stage.stream, self.ptr, value)
+        need_word_waits(self._device).wait(self._stage.stream, self.ptr, value)
         self._stage.transfer.record(self._marker, self._stage.stream)
 
     def passed(self, limit_s: float) -> bool:
@@ -125,38 +128,9 @@ def _within(limit_s: float, done: Callable[[], bool]) -> bool:
     return found
 
 
-def _sync(device: Device) -> DeviceSyncIPC:
-    if device.sync is None:
-        answer = device.capabilities().get("sync")
-        raise CapabilityError(answer.reason if answer is not None else "the device has no sync interface")
-    return device.sync
-
-
-def _absent(device: Device, mechanism: Mechanism, what: str) -> CapabilityError:
-    answer = _sync(device).mechanisms().get(mechanism)
-    return CapabilityError(
-        answer.reason if answer is not None and answer.reason else f"the device has no {what}",
-        remedy=answer.remedy if answer is not None else "",
-    )
-
-
-def _writes(device: Device) -> WordWrites:
-    writes = _sync(device).word_writes
-    if writes is None:
-        raise _absent(device, Mechanism.STREAM_MEMOP, "word writes")
-    return writes
-
-
-def _waits(device: Device) -> WordWaits:
-    waits = _sync(device).word_waits
-    if waits is None:
-        raise _absent(device, Mechanism.STREAM_MEMOP, "word waits")
-    return waits
-
-
 def _words(device: Device, partner: Partner, page: SharedPage, limit_s: float) -> str:
     """Stores by a stream, seen by the other process's host; waits by its stream, released by device and host."""
-    writes, load = _writes(device), Load(device)
+    writes, load = need_word_writes(device), Load(device)
 
     def signal(value: int) -> None:
         writes.write(load.stream, page.ptr, value)
@@ -249,7 +223,7 @@ class OpenedEvent:
     """The importer's side: one event of the exporter."""
 
     def __init__(self, device: Device, payload: bytes) -> None:
-        self._events = _need_events(device)
+        self._events = need_events(device)
         self._event = self._events.open(payload)
 
     def query(self) -> bool:
@@ -261,15 +235,8 @@ class OpenedEvent:
         self._events.destroy(self._event)
 
 
-def _need_events(device: Device) -> InterprocessEvents:
-    events = _sync(device).events
-    if events is None:
-        raise _absent(device, Mechanism.EVENT, "inter-process events")
-    return events
-
-
 def _events(device: Device, partner: Partner, page: SharedPage, limit_s: float) -> str:
-    events = _need_events(device)
+    events = need_events(device)
     load = Load(device)
     event = events.create()
     partner.ask("event.open", events.export(event))

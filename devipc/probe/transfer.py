@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from devipc.completion.half import need_transfer
+from devipc.absence import need_transfer
 from devipc.errors import CapabilityError
 from devipc.integrations.numpy_view import u64_array
 from devipc.interfaces.backend import Device

@@ -16,12 +16,12 @@ from types import TracebackType
 from typing import Self
 
 from devipc import completion
+from devipc.absence import need_memory
 from devipc.channel.identity import process_instance
 from devipc.channel.link import PeerState
 from devipc.completion import Decision, ProducerFence
 from devipc.deadline import deadline_after, remaining
 from devipc.errors import (
-    CapabilityError,
     ClosedError,
     CompletionTimeout,
     DevIPCError,
@@ -30,7 +30,7 @@ from devipc.errors import (
 )
 from devipc.integrations import check_device, describe
 from devipc.interfaces.backend import Backend, Device
-from devipc.interfaces.memory import Allocation, DeviceMemoryIPC
+from devipc.interfaces.memory import Allocation
 from devipc.mappings import Mapping, MappingCache
 from devipc.session.events import PeerEvent, PeerEvents
 from devipc.session.fences import FenceTable
@@ -83,7 +83,7 @@ class Endpoint(ABC):
         self.backend_name = backend.name
         self._backend = backend
         self.device: Device = backend.open_device(device)
-        self._memory = _need_memory(self.device, backend.name)
+        self._memory = need_memory(self.device)
         self.instance = process_instance()
         self.shares = ShareTable(
             self._memory, backend=backend.name, device_uuid=self.device.info.uuid, instance=self.instance
@@ -358,12 +358,3 @@ def _strategy(value: Strategy | str | None) -> Strategy | None:
         return Strategy(value)
     except ValueError as error:
         raise UsageError(f"{value!r} is no completion strategy", remedy=f"use one of {', '.join(Strategy)}") from error
-
-
-def _need_memory(device: Device, backend: str) -> DeviceMemoryIPC:
-    if device.memory is None:
-        capability = device.capabilities()["memory"]
-        raise CapabilityError(
-            f"this device shares no memory: {capability.reason}", backend=backend, remedy=capability.remedy
-        )
-    return device.memory

@@ -71,4 +71,4 @@ def test_a_device_without_words_and_events_passes(tmp_path: Path) -> None:
     assert results["SYNC-067", "polling"] == results["SYNC-067", "host_flag"] == "pass", run.output
     assert results["SYNC-067", "stream_memop"] == results["SYNC-067", "event"] == "skip"
     assert run.result("SYNC-202") == "skip"
-    assert set(run.document["skips"]["SYNC-202"].values()) == {"no word_waits: left out"}
+    assert set(run.document["skips"]["SYNC-202"].values()) == {"this device has no word waits: left out"}

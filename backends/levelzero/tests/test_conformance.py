@@ -23,7 +23,7 @@ VARIANTS: dict[str, tuple[dict[str, object], set[str]]] = {
     "unordered": ({"DEVSIM_UNORDERED": 1}, ALL),
 }
 SKIPS = re.compile(
-    "no word_(waits|writes): Level Zero has no call|without word waits no stream|records graphs|grown range|is a slice"
+    "no word (waits|writes): Level Zero has no call|without word waits no stream|records graphs|grown range|is a slice"
     "|needs gigabytes|does not choose where it maps"
 )
 """What this backend or its simulated device does not have."""
