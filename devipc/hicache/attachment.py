@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from devipc.channel.link import Link, PeerState
 from devipc.completion import Fence
@@ -74,8 +75,11 @@ class Attachment(Numbers):
         self._link, self._transport, self._slots = link, transport, slots
         self._timelines = timelines
         self._table = SlotTable(slots, timelines)
+        transfer = session.device.transfer
+        assert transfer is not None  # an engine copies
         self._points = StreamPoints(
             lambda name: session.create_fence(name, strategy=session.decision.strategy),
+            partial(forwarder.point, transfer),
         )
         self._forwarder = forwarder
         self._answer: Callable[[int, Event, Answer], None]
@@ -142,16 +146,16 @@ class Attachment(Numbers):
 
     def ready(self, point: ReadyPoint, slot: int) -> p.ReadyForm:
         """See :class:`~devipc.hicache.codec.Numbers`."""
+        if isinstance(point, StreamPoint) and point.owner is not self._points:
+            point = self._points.mark(point.stream)  # its attachment is over: what the stream has now is behind it
         if isinstance(point, StreamPoint):
-            if point.owner is not self._points:  # of an attachment that is over: what the stream has now is behind it
-                point = self._points.mark(point.stream)
             return True if point.reached() else p.Point(fence=point.number, n=point.n)
         op = self._slots.op(slot)
         self._forwarder.watch(self._slots, slot, point, lambda error: self._reasons.update({op: error}))
         # What is reached already needs nobody to look at it.
         return self._slots.readiness(slot) is Readiness.REACHED
 
-    def mark(self, stream: Stream) -> StreamPoint:
+    def mark(self, stream: Stream) -> ReadyPoint:
         """Return a point behind all work of a stream so far; see :class:`~devipc.hicache.readypoints.StreamPoints`."""
         return self._points.mark(stream)
 

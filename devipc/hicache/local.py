@@ -1,6 +1,6 @@
 """The deployment within one process: an engine in the caller's own, fences on local markers, no memory operations.
 
-Owns the fences and ready points of that deployment, and the engine that a client may have for itself. A stream of this
+Owns the fences of that deployment, and the engine that a client may have for itself. A stream of this
 process waits for a stream of this process; there is nothing that could die on its own.
 """
 
@@ -27,6 +27,7 @@ from devipc.hicache.mover import MarkerPool
 from devipc.hicache.operations import Event
 from devipc.hicache.planner import Direction
 from devipc.hicache.policy import WritePolicy
+from devipc.hicache.readypoints import MarkerPoint
 from devipc.hicache.requests import Answers, Ping, Request
 from devipc.hicache.results import Answer
 from devipc.hicache.session import Session
@@ -36,7 +37,7 @@ from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import DeviceTransfer, Marker, Stream
 from devipc.types import PoisonReason
 
-__all__ = ["LocalEngine", "LocalFence", "LocalLink", "LocalReady"]
+__all__ = ["LocalEngine", "LocalFence", "LocalLink"]
 
 _LONGEST_PAUSE_S = 1e-3
 
@@ -124,38 +125,6 @@ class LocalFence:
                 )
             if (marker := self._marker(n)) is not None:
                 self._transfer.wait_marker(stream, marker)
-
-
-class LocalReady:
-    """A point in a stream of the caller. Fulfils :class:`~devipc.hicache.requests.ReadyPoint`."""
-
-    _marker: Marker | None = None  # also of one whose making was interrupted
-
-    def __init__(self, markers: MarkerPool, transfer: DeviceTransfer, stream: Stream) -> None:
-        self._markers = markers
-        self._transfer = transfer
-        self._lock = threading.Lock()
-        if self._transfer.is_capturing(stream):  # the marker would belong to the graph, and seem to be reached
-            raise UsageError(
-                "ready point on a capturing stream", code="capturing", remedy="make it behind the launch of the graph"
-            )
-        self._marker = markers.record(stream)
-
-    def reached(self) -> bool:
-        """See :class:`~devipc.hicache.requests.ReadyPoint`."""
-        with self._lock:
-            if self._marker is None:
-                return True
-            if not self._transfer.query_marker(self._marker):
-                return False
-            self._markers.give_back(self._marker)
-            self._marker = None
-        return True
-
-    def __del__(self) -> None:
-        # Not reached, and nobody is left to ask: it may stand for something else from now on.
-        if self._marker is not None:
-            self._markers.give_back(self._marker)
 
 
 class LocalEngine:
@@ -283,9 +252,9 @@ class LocalLink:
     def unreach(self, pool: int, timeout_s: float) -> None:
         """See :class:`~devipc.hicache.links.EngineLink`: there is nothing to take back."""
 
-    def ready(self, stream: Stream) -> LocalReady:
+    def ready(self, stream: Stream) -> MarkerPoint:
         """See :class:`~devipc.hicache.links.EngineLink`."""
-        return LocalReady(self._local.markers, self._local.carrier.transfer, stream)
+        return MarkerPoint(self._local.markers, self._local.carrier.transfer, stream)
 
     def fence(self) -> LocalFence:
         """See :class:`~devipc.hicache.links.EngineLink`."""

@@ -1,7 +1,7 @@
 """Ready points of a client whose engine is another process: values of shared fences, and points told by a word.
 
-Owns the fences that stand for the caller's streams, and the thread that looks at points which are no shared fence. It
-knows neither the engine nor what waits for a point.
+Owns the fences and markers that stand for the caller's streams, and the thread that looks at points which are no shared
+fence. It knows neither the engine nor what waits for a point.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from collections.abc import Callable
 
 from devipc.completion import ProducerFence
 from devipc.deadline import no_thread
-from devipc.errors import DevIPCError, UsageError
+from devipc.errors import DevIPCError, ResourceExhausted, UsageError
 from devipc.hicache.handles import ready_failure
+from devipc.hicache.mover import MarkerPool
 from devipc.hicache.requests import ReadyPoint
 from devipc.hicache.slots import Readiness, Slots
-from devipc.interfaces.transfer import Stream
+from devipc.interfaces.transfer import DeviceTransfer, Marker, Stream
 
-__all__ = ["Forwarder", "StreamPoint", "StreamPoints"]
+__all__ = ["Forwarder", "MarkerPoint", "StreamPoint", "StreamPoints"]
 
 _MAX_STREAMS = 64
 _LOOK_S = 0.5e-3
@@ -54,6 +55,38 @@ class StreamPoint:
         return self.fence.query(self.n)
 
 
+class MarkerPoint:
+    """All work of a stream so far, asked by this process. Fulfils :class:`~devipc.hicache.requests.ReadyPoint`."""
+
+    _marker: Marker | None = None  # also of one whose making was interrupted
+
+    def __init__(self, markers: MarkerPool, transfer: DeviceTransfer, stream: Stream) -> None:
+        self._markers = markers
+        self._transfer = transfer
+        self._lock = threading.Lock()
+        if self._transfer.is_capturing(stream):  # the marker would belong to the graph, and seem to be reached
+            raise UsageError(
+                "ready point on a capturing stream", code="capturing", remedy="make it behind the launch of the graph"
+            )
+        self._marker = markers.record(stream)
+
+    def reached(self) -> bool:
+        """See :class:`~devipc.hicache.requests.ReadyPoint`."""
+        with self._lock:
+            if self._marker is None:
+                return True
+            if not self._transfer.query_marker(self._marker):
+                return False
+            self._markers.give_back(self._marker)
+            self._marker = None
+        return True
+
+    def __del__(self) -> None:
+        # Not reached, and nobody is left to ask: it may stand for something else from now on.
+        if self._marker is not None:
+            self._markers.give_back(self._marker)
+
+
 class StreamPoints:
     """The ready fences of one attachment, one a stream. Any thread.
 
@@ -61,23 +94,25 @@ class StreamPoints:
     ----------
     create : callable
         Makes a fence and shares it under a name.
+    without : callable
+        Makes a point that needs no fence.
     """
 
-    def __init__(self, create: Callable[[str], ProducerFence]) -> None:
-        self._create = create
+    def __init__(self, create: Callable[[str], ProducerFence], without: Callable[[Stream], MarkerPoint]) -> None:
+        self._create, self._without = create, without
         self._lock = threading.Lock()
         self._by_stream: OrderedDict[int, StreamPoint] = OrderedDict()  # the last point of each
         self._made = 0
 
-    def mark(self, stream: Stream) -> StreamPoint:
-        """Return a point behind all work of ``stream`` so far. Does not wait for that work.
+    def mark(self, stream: Stream) -> StreamPoint | MarkerPoint:
+        """Return a point behind all work of ``stream`` so far. Does not wait for that work, nor for the engine.
+
+        A fence holds few values that are not reached, or that the engine has not looked at; more points have a marker.
 
         Raises
         ------
         UsageError
             With code ``capturing`` on a capturing stream.
-        ResourceExhausted
-            When too many points of the stream are not reached, or too many streams are in use.
         """
         with self._lock:
             last = self._by_stream.get(stream.handle)
@@ -93,6 +128,10 @@ class StreamPoints:
                 if not last.n:
                     last.fence.close(0.0)
                 raise UsageError(error.message, code="capturing", remedy=error.remedy) from error
+            except ResourceExhausted as error:
+                if error.code != "fence_ring":
+                    raise
+                return self._without(stream)
             self._by_stream[stream.handle] = point
             self._by_stream.move_to_end(stream.handle)
             return point
@@ -108,10 +147,17 @@ class Forwarder:
     """Looks at ready points that are no shared fence, and writes the slot's word when one is reached. Any thread."""
 
     def __init__(self) -> None:
+        self._markers: dict[DeviceTransfer, MarkerPool] = {}
         self._changed = threading.Condition()
         self._waiting: dict[tuple[Slots, int], tuple[ReadyPoint, Callable[[DevIPCError], None]]] = {}
         self._thread: threading.Thread | None = None
         self._closed = False
+
+    def point(self, transfer: DeviceTransfer, stream: Stream) -> MarkerPoint:
+        """Return a point behind all work of ``stream`` so far, which :meth:`watch` can look at."""
+        with self._changed:
+            markers = self._markers.setdefault(transfer, MarkerPool(transfer))
+        return MarkerPoint(markers, transfer, stream)
 
     def watch(self, slots: Slots, slot: int, point: ReadyPoint, failed: Callable[[DevIPCError], None]) -> None:
         """Look at ``point`` until it is reached, or :meth:`forget`; once at once, on this thread.
@@ -171,6 +217,8 @@ class Forwarder:
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(1.0)
+        for markers in self._markers.values():
+            markers.close()
 
 
 def _ask(point: ReadyPoint, failed: Callable[[DevIPCError], None]) -> Readiness:
