@@ -12,13 +12,14 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check install -qq
 PROJECTS := pyproject.toml $(BACKENDS:%=%/pyproject.toml)
 
-.PHONY: help demo demo-model test test-long test-model conformance check format lint types floors docs dist clean
+.PHONY: help demo demo-model test test-long test-scenarios test-model conformance check format lint types floors docs dist clean
 
 help:
 	@echo "make demo    two processes share memory, one is killed; a cache outlives its schedulers and its daemon"
 	@echo "make demo-model  a language model's cache outlives scheduler and daemon (loads 100 MB of packages and more)"
 	@echo "make test    all quick tests that need no accelerator    (PYTEST_ARGS=... is passed on)"
 	@echo "make test-long  what takes longer: kills at every call, repeated conformance runs"
+	@echo "make test-scenarios  the cache's scenarios, all of them under every strategy, on host and simulated drivers"
 	@echo "make test-model  the reference engine with the language model of demo-model, on every deployment"
 	@echo "make conformance  the suite on the host backend and on every simulated driver, once"
 	@echo "make check   lint, format, types, import floors, documentation"
@@ -62,8 +63,11 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m 'timing and not hardware and not long' $(PYTEST_ARGS)
 
 test-long: $(VENV)/.dev
-	$(call beside,long and not hardware and not timing and not model)
+	$(call beside,long and not every and not hardware and not timing and not model)
 	$(BIN)/python -m pytest -m 'long and timing and not hardware' $(PYTEST_ARGS)
+
+test-scenarios: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m every $(PYTEST_ARGS)
 
 test-model: $(VENV)/.dev $(VENV)/.model
 	$(BIN)/python -m pytest -m model tests/hicache/reference $(PYTEST_ARGS)

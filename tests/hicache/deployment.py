@@ -7,13 +7,20 @@ is as it is in production: sockets, rings, an engine process, and a session with
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import shutil
+import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, cast
 
+import devipc.registry
+from devipc.completion import Decision
 from devipc.errors import CompletionTimeout
 from devipc.hicache.daemon.options import load_config
 from devipc.hicache.daemon.supervisor import Supervisor
@@ -24,32 +31,85 @@ from devipc.hicache.local import LocalEngine, LocalLink
 from devipc.hicache.planner import Direction
 from devipc.hicache.transport import Way
 from devipc.interfaces.backend import Device
-from tests.hicache.engine_with_faults import FOLDER, MODULE, NO_SYNC, PIN_NBYTES, Faults
+from tests.hicache.engine_with_faults import FOLDER, LEFT, MODULE, NO_SYNC, PIN_NBYTES, Faults, FaultyBackend, Switches
 from tests.hicache.faulty import Failing, FaultyDevice
 from tests.hicache.pools import TIMEOUT_S, Gate
 
 INPROC, DAEMON, MESSAGES = "inproc", "daemon", "messages"
 AUTO, NOTHING = "auto", "nothing"
 """Strategies beside those of the library: whichever it chooses, and none because the device cannot synchronise."""
-_chosen = [(INPROC, AUTO)]
+
+
+@dataclass(slots=True)
+class Chosen:
+    """Where worlds run, and what client and engine process must decide there.
+
+    Parameters
+    ----------
+    name, strategy : str
+        The deployment, and the completion strategy that its engine is to have.
+    decides : str
+        The strategy that must be in use; the one that is asked for, if that is one.
+    because : Mapping
+        For strategies that must have been rejected on the way, a pattern of what is said about each.
+    decision : Decision or None
+        What was decided last.
+    """
+
+    name: str
+    strategy: str = AUTO
+    decides: str = ""
+    because: Mapping[str, str] = field(default_factory=dict)
+    decision: Decision | None = None
+
+    def __post_init__(self) -> None:
+        if self.strategy not in (AUTO, NOTHING):
+            self.decides = self.strategy
+
+    def check(self, decision: Decision) -> None:
+        """Look whether a decision is what it must be, and says why."""
+        self.decision = decision
+        assert not self.decides or decision.strategy == self.decides, decision.to_json()
+        said = {each.strategy.value: each.capability for each in decision.candidates}
+        for strategy, pattern in self.because.items():
+            answer = said[strategy]
+            assert not answer, decision.to_json()
+            text = f"{answer.reason} {answer.evidence}"
+            assert re.search(pattern, text), f"{strategy} was rejected for {text!r}, not for {pattern!r}"
+
+
+_chosen = [Chosen(INPROC)]
 
 
 @contextlib.contextmanager
-def deployed(name: str, strategy: str = AUTO) -> Iterator[None]:
-    """Let the worlds that are made meanwhile have this deployment, and an engine with this completion strategy."""
-    _chosen.append((name, strategy))
+def deployed(
+    name: str, strategy: str = AUTO, *, decides: str = "", because: Mapping[str, str] | None = None
+) -> Iterator[Chosen]:
+    """Let the worlds that are made meanwhile have this deployment; see :class:`Chosen`."""
+    _chosen.append(Chosen(name, strategy, decides, because or {}))
     try:
-        yield
+        yield _chosen[-1]
     finally:
         _chosen.pop()
 
 
 def chosen() -> str:
-    return _chosen[-1][0]
+    return _chosen[-1].name
 
 
 def chosen_strategy() -> str:
-    return _chosen[-1][1]
+    return _chosen[-1].strategy
+
+
+@contextlib.contextmanager
+def no_sync_here() -> Iterator[None]:
+    """Let sessions of this process open devices that cannot synchronise, as the engine process does then."""
+    load = devipc.registry.load_backend
+    devipc.registry.load_backend = lambda name: cast(Any, FaultyBackend(load(name), Switches(), no_sync=True))
+    try:
+        yield
+    finally:
+        devipc.registry.load_backend = load
 
 
 class Deployment(Protocol):
@@ -81,6 +141,12 @@ class Deployment(Protocol):
 
     def markers_made(self) -> list[int]:
         """How many markers each pool of them has made in the test's process."""
+
+    def kill_engine(self) -> None:
+        """End the engine's process, where it has one of its own, by SIGKILL."""
+
+    def check_decision(self, link: Any) -> None:
+        """Look whether a client's session has the strategy that it must have."""
 
     def close(self, timeout_s: float) -> None:
         """End it."""
@@ -127,6 +193,12 @@ class InProcess:
         pools = [self.local.markers, *(self.local.carrier.copies(direction).markers for direction in Direction)]
         return [len(pool._all) for pool in pools]
 
+    def kill_engine(self) -> None:
+        raise AssertionError("the engine is in this process")
+
+    def check_decision(self, link: Any) -> None:
+        assert link.status()["strategy"] == "in_process"
+
     def close(self, timeout_s: float) -> None:
         self.local.close(timeout_s)
 
@@ -144,8 +216,10 @@ class Daemonized:
         backend = package.removeprefix("devipc_") if package != "devipc" else "host"
         flags = {"socket": self.path, "backend": backend, "engine_module": MODULE, **config}
         names = {FOLDER: self.folder, PIN_NBYTES: str(pin_nbytes)}
+        self._patched = contextlib.ExitStack()
         if chosen_strategy() == NOTHING:
             names[NO_SYNC] = "1"
+            self._patched.enter_context(no_sync_here())
         else:
             flags["strategy"] = chosen_strategy()
         before = {name: os.environ.get(name) for name in names}
@@ -185,6 +259,16 @@ class Daemonized:
         clients = self.supervisor._clients
         return _found(lambda: next((one.session for one in clients.all() if one.client == link._target.client), None))
 
+    def check_decision(self, link: Any) -> None:
+        _chosen[-1].check(link._current.session.decision)
+
+    def kill_engine(self) -> None:
+        pid = self.life.process.pid
+        self.faults.close()
+        self._connection = None
+        self._held.clear()
+        os.kill(pid, signal.SIGKILL)
+
     def stall(self, direction: str) -> None:
         self.faults.stall(direction)
         self._held.add(direction)
@@ -209,11 +293,14 @@ class Daemonized:
         self._end()
 
     def _end(self) -> None:
+        self._patched.close()
         began = time.monotonic()
         self.supervisor.close()
         if time.monotonic() - began > TIMEOUT_S:
             raise CompletionTimeout("the daemon took too long to end")
+        left = {path.name: json.loads(path.read_text()) for path in Path(self.folder).glob(f"*{LEFT}")}
         shutil.rmtree(self.folder)
+        assert not any(left.values()), f"engines left behind: {left}"
 
 
 def _found(look: Callable[[], Any]) -> Any:

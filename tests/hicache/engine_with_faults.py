@@ -4,7 +4,8 @@ With ``DEVIPC_TEST_ENGINE_FAULTS`` set to a folder, it listens there at ``<its p
 :class:`Faults` sends from a test: stall and resume the stream of one direction, slow copies down, refuse to pin, refuse
 copies, hang in a copy, lose the device, end by SIGKILL at a chosen call. ``DEVIPC_TEST_ENGINE_PIN_NBYTES`` limits
 pinning from the start, ``DEVIPC_TEST_ENGINE_KILL_AT`` counts calls from the start, ``DEVIPC_TEST_ENGINE_NO_SYNC``
-leaves the device without synchronisation.
+leaves the device without synchronisation. At its end on a simulated driver it writes into ``<its pid>.left`` there what
+that still holds, and which calls were kept from it by a layer in between.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any, cast
 
+from devipc.calltrace import observe
 from devipc.errors import DriverError
 from devipc.hicache.engineproc.process import main
 from devipc.interfaces.backend import Device
@@ -30,6 +33,7 @@ FOLDER, PIN_NBYTES, KILL_AT, NO_SYNC = (
     f"DEVIPC_TEST_ENGINE_{name}" for name in ("FAULTS", "PIN_NBYTES", "KILL_AT", "NO_SYNC")
 )
 MODULE = "tests.hicache.engine_with_faults"
+LEFT = ".left"
 CALLS = ("copy_strided", "copy_batch", "record", "query_marker")
 
 
@@ -176,9 +180,10 @@ def _without_the_interpreter(hold_s: float) -> None:
 class FaultyBackend:
     """A backend whose device fails on demand."""
 
-    def __init__(self, inner: Any, switches: Switches) -> None:
+    def __init__(self, inner: Any, switches: Switches, *, no_sync: bool = NO_SYNC in os.environ) -> None:
         self._inner = inner
         self._switches = switches
+        self._no_sync = no_sync
         self._devices: dict[str, Any] = {}
 
     def open_device(self, uuid: str | None = None) -> Device:
@@ -188,7 +193,7 @@ class FaultyBackend:
             found = self._devices[device.info.uuid] = cast(Any, FaultyDevice(device))
             found.transfer.fault = self._switches.fault
             found.transfer.pin_nbytes = int(os.environ.get(PIN_NBYTES, str(2**40)))
-            if NO_SYNC in os.environ:
+            if self._no_sync:
                 found.sync = None
             create = found.transfer.create_stream
 
@@ -227,8 +232,31 @@ def listen(path: str, switches: Switches) -> None:
     threading.Thread(target=serve, name="test-faults", daemon=True).start()
 
 
+def left(made: Counter[str]) -> dict[str, int]:
+    """What is not as before the first call of the driver; ``made`` are the calls that this process made."""
+    from tests.simulator.control import Simulator, SimulatorError, mapped
+
+    if not mapped():
+        return {}
+    simulator = Simulator.loaded()
+    counters = simulator.report().counters
+    found = {name: n for name, n in counters.items() if name.startswith(("live_", "unreturned")) and n}
+    for name, count in made.items():
+        try:
+            kept = count - simulator.calls(name)
+        except SimulatorError:  # no call of the driver
+            continue
+        if kept > 0:
+            found[f"{name} refused in front of the driver"] = kept
+    return found
+
+
 if __name__ == "__main__":
     made = Switches()
+    calls: Counter[str] = Counter()
     if folder := os.environ.get(FOLDER):
         listen(str(Path(folder) / f"{os.getpid()}.faults"), made)
-    main(int(sys.argv[1]), load=lambda name: FaultyBackend(load_backend(name), made))
+    with observe(lambda name: calls.update((name,))):
+        main(int(sys.argv[1]), load=lambda name: FaultyBackend(load_backend(name), made))
+    if folder:
+        Path(folder, f"{os.getpid()}{LEFT}").write_text(json.dumps(left(calls)))

@@ -15,12 +15,12 @@ from devipc.errors import DevIPCError
 from devipc.hicache.api import UNFENCED
 from devipc.hicache.results import PageResult
 from devipc.interfaces.backend import Device
+from tests.hicache.deployment import INPROC
 from tests.hicache.world import TIMEOUT_S, Client, PoolMemory, World
 
 Scenario = Callable[[Device], None]
 SCENARIOS: dict[str, Scenario] = {}
-ELSEWHERE: list[str] = []
-"""Those that any deployment can run."""
+_ONLY: dict[str, str] = {}
 
 
 @overload
@@ -28,15 +28,20 @@ def scenario(function: Scenario, /) -> Scenario: ...
 @overload
 def scenario(*, only: str) -> Callable[[Scenario], Scenario]: ...
 def scenario(function: Scenario | None = None, /, *, only: str = "") -> Any:
-    """Register a scenario; ``only`` names the one deployment that it is about."""
+    """Register a scenario; ``only`` names a deployment: it is about an engine in this process, or in one of its own."""
 
     def register(function: Scenario) -> Scenario:
         SCENARIOS[function.__name__] = function
-        if not only:
-            ELSEWHERE.append(function.__name__)
+        if only:
+            _ONLY[function.__name__] = only
         return function
 
     return register if function is None else register(function)
+
+
+def scenarios_of(deployment: str) -> list[str]:
+    """Return those that are about this deployment."""
+    return [name for name in SCENARIOS if name not in _ONLY or (_ONLY[name] == INPROC) == (deployment == INPROC)]
 
 
 def done(ticket: Any) -> list[PageResult]:

@@ -185,6 +185,31 @@ def a_backup_waits_for_the_writer_and_a_restore_for_the_reader(device: Device) -
 
 
 @scenario
+def more_points_of_a_stream_than_a_fence_holds(device: Device) -> None:
+    """Behind a stream that stands still, and as many that are refused, at which no engine looks."""
+    with world(device) as it:
+        memory, client = it.attention_pool(), it.client()
+        handle, stream = it.register(client, memory), it.stream()
+        keys, missing = it.keys(handle, 20), it.keys(handle, 1, seed=1)
+        memory.fill(range(1, 21), keys)
+        done(client.backup(handle, [25], it.keys(handle, 1, seed=2), ready=stream))
+        for _ in range(20):
+            refusal = client.restore(handle, missing, [26], ready=stream).wait(TIMEOUT_S)
+            assert refusal.status is Status.REFUSED
+        it.gate.stall(stream)
+        it.transfer.copy(stream, memory.built.exports[0][0], memory.built.exports[0][0], 1)
+        tickets = [client.backup(handle, [page], keys[page - 1 : page], ready=stream) for page in range(1, 21)]
+        client.ping()
+        assert [ticket.status for ticket in tickets] == [None] * 20
+        it.gate.resume(stream)
+        for ticket in tickets:
+            assert done(ticket) == [PageResult.STORED]
+        memory.poison(range(1, 21))
+        done(client.restore(handle, keys, range(1, 21), ready=stream))
+        memory.check(range(1, 21), keys)
+
+
+@scenario
 def a_ready_point_that_fails_discards(device: Device) -> None:
     class Poisoned:
         def reached(self) -> bool:

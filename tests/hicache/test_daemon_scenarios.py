@@ -1,6 +1,7 @@
 """The end-to-end scenarios over ``unix:``: a supervisor, an engine process, rings or messages.
 
-On the host backend, and on simulated CUDA under every completion strategy, and where the device has none to offer.
+On the host backend under each strategy. On simulated drivers, where a device has none to offer too: the tests of each
+backend, by :mod:`tests.hicache.matrix`.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import pytest
 from devipc.channel.liveness import own_life
 from devipc.interfaces.backend import Device
 from devipc.registry import load_backend
-from tests.hicache import scenarios_content, scenarios_faults, scenarios_room, scenarios_rules  # noqa: F401
 from tests.hicache.deployment import DAEMON, INPROC, MESSAGES, NOTHING, deployed
-from tests.hicache.scenario import ELSEWHERE, SCENARIOS
+from tests.hicache.matrix import COVERING
+from tests.hicache.scenario import SCENARIOS, scenarios_of
 from tests.simulator import build
 from tests.simulator.harness import Parent, Simulation
 
@@ -39,7 +40,12 @@ QUICK = {
     "a_cancel_word_is_read_before_anything_is_published",
     "pages_outside_the_pool_never_reach_a_copy",
 }
-BY_COST = [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in ELSEWHERE]
+BY_COST = [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in scenarios_of(DAEMON)]
+
+BY_COVER = [
+    pytest.param(name, marks=pytest.mark.long if name in COVERING else [pytest.mark.long, pytest.mark.every])
+    for name in scenarios_of(DAEMON)
+]
 
 
 @pytest.mark.parametrize("name", BY_COST)
@@ -48,34 +54,26 @@ def test_over_rings(device: Device, name: str) -> None:
         SCENARIOS[name](device)
 
 
+@pytest.mark.parametrize("name", BY_COVER)
+@pytest.mark.parametrize("strategy", ["stream_memop", "host_flag", "polling", "event", NOTHING])
+def test_under_each_strategy(device: Device, strategy: str, name: str) -> None:
+    with deployed(DAEMON, strategy, decides="host_flag" if strategy == NOTHING else ""):
+        SCENARIOS[name](device)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("name", ELSEWHERE)
+@pytest.mark.parametrize("name", scenarios_of(MESSAGES))
 def test_over_messages(device: Device, name: str) -> None:
     with deployed(MESSAGES):
         SCENARIOS[name](device)
 
 
-STRATEGIES = ("stream_memop", "host_flag", "polling", "event", NOTHING)
-QUICK_ON_CUDA = {("two_clients_and_two_pools_get_back_what_they_stored", "stream_memop")}
-MATRIX = [
-    pytest.param(name, strategy, marks=() if (name, strategy) in QUICK_ON_CUDA else pytest.mark.long)
-    for strategy in STRATEGIES
-    for name in ELSEWHERE
-]
 SIMULATED_S = 55.0
 
 
 @pytest.mark.simulator
-@pytest.mark.parametrize(("name", "strategy"), MATRIX)
-def test_on_simulated_cuda(name: str, strategy: str) -> None:
-    run_on_cuda(DAEMON, strategy, name)
-
-
-@pytest.mark.long
-@pytest.mark.simulator
-@pytest.mark.parametrize("name", sorted(QUICK))
-def test_on_simulated_cuda_over_messages(name: str) -> None:
-    run_on_cuda(MESSAGES, "auto", name)
+def test_on_simulated_cuda() -> None:
+    run_on_cuda(DAEMON, "stream_memop", "two_clients_and_two_pools_get_back_what_they_stored")
 
 
 @pytest.mark.simulator

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from devipc.hicache.daemon.options import option_table
 from devipc.hicache.operations import TABLES, Side, diagram
-from tests.hicache import test_inproc  # noqa: F401 - fills the registry
+from tests.hicache import matrix  # noqa: F401 - fills the registry
 from tests.hicache.scenario import SCENARIOS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "hicache"

@@ -9,8 +9,9 @@ import pytest
 
 from devipc.interfaces.backend import Device
 from devipc.registry import load_backend
-from tests.hicache import scenarios_content, scenarios_faults, scenarios_room, scenarios_rules  # noqa: F401
-from tests.hicache.scenario import SCENARIOS
+from tests.hicache import matrix  # noqa: F401 - fills the registry
+from tests.hicache.deployment import INPROC
+from tests.hicache.scenario import SCENARIOS, scenarios_of
 from tests.simulator import build
 from tests.simulator.harness import Parent, Simulation
 
@@ -22,13 +23,13 @@ def device() -> Iterator[Device]:
     opened.close()
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", scenarios_of(INPROC))
 def test_on_the_host(device: Device, name: str) -> None:
     SCENARIOS[name](device)
 
 
 @pytest.mark.simulator
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", scenarios_of(INPROC))
 def test_on_simulated_cuda(name: str) -> None:
     simulation = Simulation(build.build("cuda"))
     assert simulation.run(run_on_cuda, name) == {"left": 0}

@@ -86,6 +86,7 @@ class Client(HiCacheClient):
             return ticket
 
         self._desk.submit = counted  # type: ignore[method-assign]
+        deployment.check_decision(self.link)
         self.session: Any = deployment.session(self.link)
         ended = self.session._ended
 

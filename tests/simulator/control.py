@@ -50,7 +50,7 @@ def environment(folder: Path, room: str, **switches: object) -> dict[str, str]:
     return result
 
 
-def _mapped() -> str:
+def mapped() -> str:
     """Path of the simulated driver that is mapped into this process, empty for none; the first of several."""
     names = tuple(f"/{Path(library).name}" for library in build.LIBRARIES.values())
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
@@ -114,7 +114,7 @@ class Simulator:
         SimulatorError
             The library found under that name is a real driver.
         """
-        name = name or _mapped() or LIBRARY
+        name = name or mapped() or LIBRARY
         library = ctypes.CDLL(name)
         if not hasattr(library, "devsim_live"):
             raise SimulatorError(f"{name} is not the simulated driver")

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.simulator
 
 
 def limits(parent: Parent) -> object:
-    """Per call, in total, not at all; a failure leaves nothing registered."""
+    """Per call, in total, too little, not at all; a failure leaves nothing registered."""
     from cuda.bindings import driver as cu
 
     w, sim = world(), Simulator.loaded()
@@ -36,6 +36,9 @@ def limits(parent: Parent) -> object:
     for at in (0, 2 * MIB, 4 * MIB):
         cu.cuMemHostUnregister(area + at)
     found["back"] = [sim.report()["pinned_bytes"], sim.report()["live_registrations"]]
+    sim.set("pin_least_kb", 8)
+    found["least"] = [register(0, 4096), register(0, 8192)]
+    cu.cuMemHostUnregister(area)
     sim.set("host_register", 0)
     found["never"] = register(0, 4096)
     found["allocates_still"] = code(cu.cuMemHostAlloc(4096, 0))
@@ -48,6 +51,7 @@ def test_registration_limits(sim: Simulation) -> None:
     assert found["total"] == ["OUT_OF_MEMORY", "SUCCESS"]
     assert found["pinned"] == [5, 3]
     assert found["back"] == [0, 0]
+    assert found["least"] == ["NOT_SUPPORTED", "SUCCESS"]
     assert found["never"] == "NOT_SUPPORTED"
     assert found["allocates_still"] == "SUCCESS"
 

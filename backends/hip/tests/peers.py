@@ -108,7 +108,9 @@ def simulated(*, bare: bool = False, **switches: object) -> Callable[[Callable[.
     return decorate
 
 
-def run_body(body: Callable[..., None], arguments: dict[str, Any], env: dict[str, str]) -> None:
+def run_body(
+    body: Callable[..., None], arguments: dict[str, Any], env: dict[str, str], limit_s: float = CHILD_TIMEOUT_S
+) -> None:
     """Run a body in a child and fail with what it printed."""
     process = subprocess.Popen(
         [sys.executable, "-m", f"{PACKAGE}.peers", *locate(body), json.dumps(arguments)],
@@ -119,11 +121,11 @@ def run_body(body: Callable[..., None], arguments: dict[str, Any], env: dict[str
         text=True,
     )
     try:
-        output, _ = process.communicate(timeout=CHILD_TIMEOUT_S)
+        output, _ = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         process.kill()
         output, _ = process.communicate()
-        output += f"\nno end after {CHILD_TIMEOUT_S} s"
+        output += f"\nno end after {limit_s} s"
     if process.returncode:
         pytest.fail(f"child ended with {process.returncode}\n{output}", pytrace=False)
 

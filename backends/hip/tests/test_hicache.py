@@ -1,37 +1,32 @@
-"""The cache's end-to-end scenarios in one process, on the simulated runtime."""
+"""The cache's end-to-end scenarios on the simulated runtime: every deployment, every strategy, none, no word."""
 
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from .peers import environment, run_body
 
-pytestmark = [pytest.mark.long, pytest.mark.simulator]
-
-
-def scenarios() -> dict[str, Any]:
-    for name in ("content", "faults", "room", "rules"):
-        importlib.import_module(f"tests.hicache.scenarios_{name}")
-    found: dict[str, Any] = importlib.import_module("tests.hicache.scenario").SCENARIOS
-    return found
-
-
-@pytest.mark.parametrize(
-    "switches", [{}, {"memops": 0, "ipc_events": 0}, {"host_pointer": 0}], ids=["whole", "bare", "alias"]
+matrix: Any = importlib.import_module("tests.hicache.matrix")
+EVERY = matrix.combinations(
+    ("stream_memop", "host_flag", "polling", "event"),
+    no_events="event",
+    no_words={"stream_memop": "regist", "host_flag": "regist"},
+    also=[matrix.Combination("inproc", "auto", "alias", {"host_pointer": 0})],
 )
-@pytest.mark.parametrize("part", range(4))
-def test_scenarios(part: int, switches: dict[str, object]) -> None:
-    run_body(play, {"part": part}, environment(switches))
 
 
-def play(part: int, device: Any, sim: Any) -> None:
-    names = sorted(scenarios())[part::4]
-    assert names
-    before = sim.live()
-    for name in names:
-        print(name, flush=True)
-        scenarios()[name](device)
-        assert sim.live() - before <= 1, f"{name} left objects of the runtime behind"  # a stream of the device's own
+@pytest.mark.simulator
+@pytest.mark.parametrize(("one", "whole"), matrix.cases(EVERY))
+def test_scenarios(one: Any, whole: bool, tmp_path: Path) -> None:
+    def start(arguments: dict[str, Any], switches: dict[str, object], limit_s: float) -> None:
+        run_body(play, arguments, environment(switches), limit_s)
+
+    matrix.run("hip", one, whole=whole, folder=tmp_path, start=start)
+
+
+def play(which: str, whole: bool, out: str, device: Any, sim: Any) -> None:
+    matrix.play("hip", EVERY, which, whole=whole, out=out)

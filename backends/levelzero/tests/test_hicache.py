@@ -1,39 +1,31 @@
-"""The cache's end-to-end scenarios on the simulated driver: in the scheduler's process, and over the daemon."""
+"""The cache's end-to-end scenarios on the simulated driver: every deployment, every strategy, none, no word."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .peers import simulated
+from .peers import environment, run_body
 
-HOST_WAITS = {"layers_arrive_group_by_group"}
-"""It holds the engine's copies back and then waits on a stream; without word waits that blocks the host that would
-let them go."""
-GROUPS = ["content", "faults", "room", "rules"]
+matrix: Any = importlib.import_module("tests.hicache.matrix")
+EVERY = matrix.combinations(
+    ("host_flag", "polling", "event"),
+    no_events="this driver does not have the call",
+    no_words={"stream_memop": "no call by which a list stores to", "host_flag": "zexDriverImportExternalPointer"},
+)
 
 
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize("deployment", ["inproc", "daemon"])
-@simulated(bare=True, limit_s=220, DEVIPC_TRIAL_CACHE="")
-def test_scenarios(deployment: str, group: str, sim: Any) -> None:
-    device = importlib.import_module("devipc.registry").load_backend("levelzero").open_device()
-    scenarios = importlib.import_module("tests.hicache.scenario")
-    deployed = importlib.import_module("tests.hicache.deployment").deployed
-    importlib.import_module("devipc.channel.liveness").own_life()  # what peers get outlasts a scenario
-    module = importlib.import_module(f"tests.hicache.scenarios_{group}")
-    elsewhere = deployment == "daemon"
-    chosen = [name for name in scenarios.ELSEWHERE if name not in HOST_WAITS] if elsewhere else scenarios.SCENARIOS
-    named = [name for name in chosen if hasattr(module, name)]
-    assert len(named) > 3
-    for name in named:
-        print(name, flush=True)  # shown when it fails
-        with deployed(deployment) if elsewhere else contextlib.nullcontext():
-            scenarios.SCENARIOS[name](device)
-    device.close()
-    left = {name: n for name, n in sim.report().counters.items() if name.startswith(("live_", "unreturned")) and n}
-    assert not left
+@pytest.mark.simulator
+@pytest.mark.parametrize(("one", "whole"), matrix.cases(EVERY))
+def test_scenarios(one: Any, whole: bool, tmp_path: Path) -> None:
+    def start(arguments: dict[str, Any], switches: dict[str, object], limit_s: float) -> None:
+        run_body(play, arguments, environment(switches), limit_s)
+
+    matrix.run("levelzero", one, whole=whole, folder=tmp_path, start=start)
+
+
+def play(which: str, whole: bool, out: str, device: Any, sim: Any) -> None:
+    matrix.play("levelzero", EVERY, which, whole=whole, out=out)

@@ -64,7 +64,7 @@ static enum ds_status add(void *owner, void *address, uint64_t bytes, unsigned f
 
 static enum ds_status try_register(void *owner, void *address, uint64_t bytes, unsigned flags) {
   uint64_t limit = (uint64_t)ds_switch(DS_pin_limit_mb) << 20, total = (uint64_t)ds_switch(DS_pin_total_mb) << 20;
-  if (!ds_switch(DS_host_register))
+  if (!ds_switch(DS_host_register) || bytes < (uint64_t)ds_switch(DS_pin_least_kb) << 10)
     return DS_UNSUPPORTED;
   if (!address || !bytes || (uint64_t)address + bytes < bytes || ds_is_device_address((uint64_t)address))
     return DS_INVALID;

@@ -25,14 +25,13 @@ from devipc.registry import load_backend
 from . import evidence, holding
 from .evidence import SIMULATED
 
-for part in ("content", "faults", "room", "rules"):
-    importlib.import_module(f"tests.hicache.scenarios_{part}")
+importlib.import_module("tests.hicache.matrix")  # fills the registry
 _deployment: Any = importlib.import_module("tests.hicache.deployment")
 _scenario: Any = importlib.import_module("tests.hicache.scenario")
 HOLD: str = importlib.import_module("tests.hicache.holding").HOLD
 AUTO, DAEMON, INPROC = _deployment.AUTO, _deployment.DAEMON, _deployment.INPROC
 MESSAGES, NOTHING = _deployment.MESSAGES, _deployment.NOTHING
-SCENARIOS, ELSEWHERE = _scenario.SCENARIOS, _scenario.ELSEWHERE
+SCENARIOS, scenarios_of = _scenario.SCENARIOS, _scenario.scenarios_of
 STRATEGIES = ("stream_memop", "host_flag", "polling", "event", NOTHING)
 COMBINATIONS = [(INPROC, AUTO), (INPROC, NOTHING), (MESSAGES, AUTO), *((DAEMON, strategy) for strategy in STRATEGIES)]
 QUICK = ("two_clients_and_two_pools_get_back_what_they_stored", "layers_arrive_group_by_group")
@@ -44,7 +43,7 @@ def one(deployment: str, strategy: str, names: Sequence[str]) -> None:
     """Run scenarios one after the other; print a line of JSON for each."""
     own_life()
     device = load_backend("cuda").open_device()
-    for name in names or (SCENARIOS if deployment == INPROC else ELSEWHERE):
+    for name in names or scenarios_of(deployment):
         began = time.monotonic()
         line: dict[str, Any] = {"scenario": name}
         try:
@@ -71,7 +70,7 @@ def combination(deployment: str, strategy: str) -> dict[str, Any]:
         process.kill()
         out, err = process.communicate()
     lines = [json.loads(line) for line in out.splitlines()]
-    expected = len(names or (SCENARIOS if deployment == INPROC else ELSEWHERE))
+    expected = len(names or scenarios_of(deployment))
     failed = [line for line in lines if "error" in line]
     found = {
         "passed": len(lines) - len(failed),
