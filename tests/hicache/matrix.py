@@ -8,6 +8,7 @@ with its own checks of what is left, and call :func:`play` in it. It names no ba
 from __future__ import annotations
 
 import faulthandler
+import fcntl
 import json
 import os
 import time
@@ -32,6 +33,7 @@ from tests.hicache import (  # noqa: F401 - they fill the registry
 from tests.hicache.deployment import AUTO, DAEMON, INPROC, MESSAGES, NOTHING, deployed
 from tests.hicache.scenario import SCENARIOS, scenarios_of
 from tests.hicache.world import world
+from tests.simulator.control import Simulator
 
 COVERING = (
     "two_clients_and_two_pools_get_back_what_they_stored",
@@ -41,7 +43,7 @@ COVERING = (
     "a_cancel_word_is_read_before_anything_is_published",
     "an_engine_that_is_killed_poisons_its_fences_and_another_one_serves",
 )
-"""What CI runs of each combination: content, fences by layers, poison, cancel, kill."""
+"""What CI runs of each combination with a daemon: content, fences by layers, poison, cancel, kill."""
 
 NO_EVENTS: Mapping[str, object] = {"ipc_events": 0}
 NO_WORDS: Mapping[str, object] = {"ipc_events": 0, "pin_least_kb": 8}
@@ -51,6 +53,7 @@ KEEP = "DEVIPC_TEST_SCENARIOS"
 """Names a folder for what was run: a JSON file for each backend."""
 WHOLE_S, COVERING_S = 900.0, 100.0
 BAD = ("no", "broken")
+WHAT = "scenarios of the cache on a simulated driver"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +108,14 @@ def combinations(
 def cases(every: Sequence[Combination]) -> list[Any]:
     """Return the parameters of a test: a combination, and whether all scenarios are to be run."""
     part = [pytest.mark.long, pytest.mark.timeout(int(COVERING_S) + 20)]
-    found = [pytest.param(one, False, id=one.id, marks=part) for one in every]
-    whole = [pytest.mark.long, pytest.mark.every, pytest.mark.timeout(int(WHOLE_S) + 20)]
-    return found + [pytest.param(one, True, id=f"{one.id}-every", marks=whole) for one in every if not one.refused]
+    whole = [pytest.mark.long, pytest.mark.timeout(int(WHOLE_S) + 20)]
+    found = [pytest.param(one, True, id=one.id, marks=whole) for one in every if one.deployment == INPROC]
+    for one in every:
+        if one.deployment != INPROC:
+            found.append(pytest.param(one, False, id=one.id, marks=part))
+            if not one.refused:
+                found.append(pytest.param(one, True, id=f"{one.id}-every", marks=[*whole, pytest.mark.every]))
+    return found
 
 
 def run(backend: str, one: Combination, *, whole: bool, folder: Path, start: Callable[..., None]) -> None:
@@ -134,6 +142,8 @@ def play(backend: str, every: Sequence[Combination], which: str, *, whole: bool,
     one = next(one for one in every if one.id == which)
     faulthandler.dump_traceback_later((WHOLE_S if whole else COVERING_S) - 5, exit=True)
     own_life()  # what peers get of this process outlasts a scenario
+    simulator = Simulator.loaded()
+    fds = simulator.counter("fds")
     device = load_backend(backend).open_device()
     passed: dict[str, float] = {}
     failed: dict[str, str] = {}
@@ -147,7 +157,7 @@ def play(backend: str, every: Sequence[Combination], which: str, *, whole: bool,
             began = time.monotonic()
             try:
                 SCENARIOS[name](device)
-            except BaseException:
+            except (Exception, pytest.fail.Exception):
                 traceback.print_exc()
                 failed[name] = traceback.format_exc(limit=-1)
             else:
@@ -157,6 +167,7 @@ def play(backend: str, every: Sequence[Combination], which: str, *, whole: bool,
     Path(out).write_text(json.dumps({"passed": passed, "failed": failed, "decision": decision, "cpu_s": cpu_s}))
     faulthandler.cancel_dump_traceback_later()
     device.close()
+    assert simulator.counter("fds") == fds
     assert not failed, f"failed: {list(failed)}"
     assert passed or one.refused
 
@@ -166,17 +177,15 @@ def keep(backend: str, one: Combination, *, whole: bool, out: Path, took_s: floa
     folder = os.environ.get(KEEP)
     if not folder or not whole or not out.exists():
         return
-    path = Path(folder) / f"{backend}.json"
-    known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"backend": backend, "combinations": {}}
     found = json.loads(out.read_text())
     decision = found["decision"] or {"strategy": "in_process", "candidates": []}
-    known["date"] = time.strftime("%Y-%m-%d", time.gmtime())
-    known["combinations"][one.id] = {
+    rejected = [each for each in decision["candidates"] if each["verdict"] in BAD]
+    row = {
         "deployment": one.deployment,
         "asked": one.strategy,
         "switches": dict(one.switches),
         "used": decision["strategy"],
-        "rejected": {each["strategy"]: each["reason"] for each in decision["candidates"] if each["verdict"] in BAD},
+        "rejected": {each["strategy"]: each["reason"] for each in rejected},
         "passed": len(found["passed"]),
         "of": len(found["passed"]) + len(found["failed"]),
         "failed": sorted(found["failed"]),
@@ -184,4 +193,15 @@ def keep(backend: str, one: Combination, *, whole: bool, out: Path, took_s: floa
         "cpu_s": round(found["cpu_s"], 1),
         "scenario_s": found["passed"],
     }
-    path.write_text(json.dumps(known, indent=1) + "\n")
+    with open(Path(folder) / f"{backend}.json", "a+", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # tests run beside each other
+        file.seek(0)
+        known: dict[str, Any] = json.loads(file.read() or "{}") or {
+            "what": WHAT,
+            "backend": backend,
+            "combinations": {},
+        }
+        known["date"] = time.strftime("%Y-%m-%d", time.gmtime())
+        known["combinations"][one.id] = row
+        file.truncate(0)
+        file.write(json.dumps(known, indent=1) + "\n")
