@@ -97,6 +97,10 @@ class Slots:
                     setattr(self, column, np.concatenate((values, np.zeros(more, values.dtype))))
         return first
 
+    def nbytes_of(self, heads: I64) -> int:
+        """Return how many bytes extents have together."""
+        return int((self.span[heads] * self.size[heads]).sum())
+
     def heads(self) -> I64:
         """Return all extents that are held."""
         return np.flatnonzero(self.span[: self.count])

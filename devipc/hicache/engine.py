@@ -27,7 +27,7 @@ from devipc.hicache.session import Session
 __all__ = ["Engine", "EngineConfig"]
 
 _GRACE_S = 0.1  # to end a thread that has nothing to do
-_MAY_BE_ZERO = ("index_entries", "backup_nbytes_per_s", "restore_nbytes_per_s")
+_MAY_BE_ZERO = ("kept_percent", "index_entries", "backup_nbytes_per_s", "restore_nbytes_per_s")
 _log = logging.getLogger("devipc.hicache")
 
 
@@ -51,6 +51,9 @@ class EngineConfig:
         Refuse to run when the tier cannot be pinned, instead of copying through a small buffer.
     bounce_nbytes : int
         Size of that buffer.
+    kept_percent : int
+        Part of the tier that is kept, in equal shares, for the clients and one that may come: no client keeps so much
+        from being evicted, by leases and transfers, that others have less than theirs. 0: whoever comes first.
     max_ops : int
         Transfers that a client may have unfinished; more are refused as busy.
     max_flying, max_flying_nbytes : int
@@ -68,6 +71,7 @@ class EngineConfig:
     extent_pages: int = 16
     pin_required: bool = False
     bounce_nbytes: int = 32 * 2**20
+    kept_percent: int = 0
     max_ops: int = 256
     max_flying: int = 8
     max_flying_nbytes: int = 512 * 2**20
@@ -116,6 +120,7 @@ class Engine:
         self._sessions: list[Session] = []
         self._closing = False
         # Through the buffer of a tier that is not pinned, pages go one at a time.
+        tier.shares.kept_percent = config.kept_percent
         tier.extent_pages = 1 if carrier.unpinned_reason else config.extent_pages
         copies = [carrier.copies(direction) for direction in (Direction.RESTORE, Direction.BACKUP)]
         lanes: list[Lane] = []
@@ -161,13 +166,17 @@ class Engine:
         with self._lock:
             self._refuse_when_closing()
             self._sessions.append(session)
+        self.tier.shares.join(owner)
         return session
 
     def detach(self, session: Session) -> None:
         """Forget a client that has nothing open any more."""
         with self._lock:
-            if session in self._sessions:
-                self._sessions.remove(session)
+            if session not in self._sessions:
+                return
+            self._sessions.remove(session)
+        self.tier.shares.leave(session.owner)
+        self.tier.on_room()
 
     def _refuse_when_closing(self) -> None:
         if self._closing:

@@ -46,6 +46,11 @@ class EngineOp:
         self.state = self._table.initial
 
     @property
+    def owner(self) -> bytes:
+        """Whose it is."""
+        return self.holder[0]
+
+    @property
     def ended(self) -> bool:
         """True once it has its status."""
         return self.state in self._terminal

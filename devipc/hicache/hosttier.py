@@ -27,6 +27,7 @@ from devipc.hicache.eviction import IdleExtents, no_room, obstacles
 from devipc.hicache.index import IndexWriter
 from devipc.hicache.records import Hold, Holder, Places, Reservation
 from devipc.hicache.results import PageResult, Results
+from devipc.hicache.shares import Shares
 from devipc.memfd import round_up
 
 __all__ = ["HostTier"]
@@ -70,6 +71,7 @@ class HostTier:
         self._spaces: dict[bytes, int] = {}  # numbers of namespaces, from 1
         self._idle = IdleExtents(self._space)
         self._holds: dict[Holder, Hold] = {}
+        self.shares = Shares(sum(slab.nbytes for slab in self._space.slabs))
         self._open: set[Reservation] = set()
         self._next_expiry = math.inf  # or earlier than any lease: then expire() looks for nothing
         self._changes = 0
@@ -88,6 +90,10 @@ class HostTier:
     def capacity(self, block_nbytes: int) -> int:
         """Return how many pages of this size fit when no other size is there."""
         return self._space.capacity(block_nbytes)
+
+    def capacity_for(self, owner: bytes, block_nbytes: int) -> int:
+        """Return how many pages of this size one client may fill at a time."""
+        return min(self.capacity(block_nbytes), self.shares.ceiling(owner) // block_nbytes)
 
     def reserve(
         self, holder: Holder, names: Sequence[bytes], *, namespace: bytes, block_nbytes: int, runs: Sequence[int] | I64
@@ -108,12 +114,15 @@ class HostTier:
         Raises
         ------
         ResourceExhausted
-            With code ``too_large`` when it can never fit, else ``no_room``, saying what is in the way.
+            With code ``too_large`` when it can never fit, ``share`` when it is too much for one client, else
+            ``no_room``, saying what is in the way.
         """
         lengths = at_most(np.asarray(runs, np.int64), self.extent_pages)
         if int(lengths.sum()) != len(names):
             raise UsageError(f"runs of {lengths.sum()} pages for {len(names)} names", remedy="count every page once")
         with self._lock:
+            nbytes = block_nbytes * len(names)
+            self.shares.check(holder[0], nbytes, lambda: nbytes + self._pinned_once(holder[0]))
             self._make_room(block_nbytes, len(names))
             heads, spans = self._space.allocate(block_nbytes, lengths)
             columns, slots = self._slots, slots_of(heads, spans)
@@ -121,8 +130,9 @@ class HostTier:
             columns.space[heads] = self._spaces.setdefault(namespace, len(self._spaces) + 1)
             flushes = self._flushes.get(namespace, 0)
             places = Places.of(slots, columns)
-            reservation = Reservation(holder, names, namespace, heads, slots, places, self._changes, flushes)
+            reservation = Reservation(holder, names, namespace, heads, slots, places, self._changes, flushes, nbytes)
             self._open.add(reservation)
+            self.shares.take(holder[0], nbytes)
         return reservation
 
     def commit(self, reservation: Reservation) -> Results:
@@ -158,6 +168,7 @@ class HostTier:
         if reservation not in self._open:
             raise UsageError("the reservation has ended", code="double_free", remedy="commit or abort it once")
         self._open.discard(reservation)
+        self.shares.give_back(reservation.holder[0], reservation.nbytes)
         self._slots.filling[reservation.heads] = False
 
     def _store(self, reservation: Reservation, results: Results) -> None:
@@ -208,6 +219,11 @@ class HostTier:
         self._counts["evicted"] += len(slots)
         self._take_away(slots, self._slots.name[slots].tolist(), victims)
 
+    def _pinned_once(self, owner: bytes, *more: I64) -> int:
+        held = [*more, *(hold.extents for holder, hold in self._holds.items() if holder[0] == owner)]
+        once = self._slots.nbytes_of(np.unique(np.concatenate(held))) if held else 0
+        return once + sum(one.nbytes for one in self._open if one.holder[0] == owner)
+
     # --- holding -----------------------------------------------------------------------------------------------------
 
     def hold(
@@ -243,10 +259,13 @@ class HostTier:
                 heads = slots - places.index
                 ordered = np.sort(heads)
                 extents = ordered[np.flatnonzero(np.diff(ordered, prepend=-1))]
+                nbytes = self._slots.nbytes_of(extents)
+                self.shares.check(holder[0], nbytes, lambda: self._pinned_once(holder[0], extents))
+                self.shares.take(holder[0], nbytes)
                 self._slots.holds[extents] += 1
                 self._idle.use(heads)
                 expires = None if lease_s is None else self._clock() + lease_s
-                self._holds[holder] = Hold(heads, extents, expires)
+                self._holds[holder] = Hold(heads, extents, expires, nbytes)
                 self._next_expiry = min(self._next_expiry, math.inf if expires is None else expires)
         return hit, places
 
@@ -266,22 +285,13 @@ class HostTier:
         hold = self._holds.pop(holder, None)
         if hold is None:
             return False
+        self.shares.give_back(holder[0], hold.nbytes)
         columns = self._slots
         columns.holds[hold.extents] -= 1
         # Behind everything that was used until now, as long as it was held.
         self._idle.use(hold.heads[columns.holds[hold.heads] == 0])
         self._idle.settle(hold.extents)
         return True
-
-    def release_owner(self, owner: bytes) -> int:
-        """Give back everything that ``owner`` holds; it is gone. Returns how many holds there were."""
-        with self._lock:
-            holders = [holder for holder in self._holds if holder[0] == owner]
-            for holder in holders:
-                self._release(holder)
-        if holders:
-            self.on_room()
-        return len(holders)
 
     def expire(self) -> tuple[list[Holder], float | None]:
         """Release leases whose time is over; return whose they were, and when the next one ends (monotonic)."""
@@ -366,6 +376,7 @@ class HostTier:
                 "holds": len(self._holds),
                 "held_extents": int(np.count_nonzero(self._slots.holds)),
                 "reservations": len(self._open),
+                "pinned_nbytes": self.shares.pinned(),
                 "idle_extents": sum(self._idle.counts().values()),
                 **self._counts,
             }

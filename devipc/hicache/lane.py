@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeVar
@@ -19,6 +20,7 @@ from devipc.deadline import no_thread
 from devipc.errors import DevIPCError
 from devipc.hicache.copies import Copies
 from devipc.hicache.pace import Pace
+from devipc.hicache.turns import in_turn
 
 __all__ = ["Lane", "Work"]
 
@@ -32,8 +34,18 @@ class Work(Protocol):
     """An operation, as its lane sees it."""
 
     @property
+    def owner(self) -> bytes:
+        """Whose it is."""
+        ...
+
+    @property
     def ended(self) -> bool:
         """True once it has its status."""
+        ...
+
+    @property
+    def waits(self) -> bool:
+        """True while its copies have not been started."""
         ...
 
     def advance(self, now: float) -> bool:
@@ -58,7 +70,7 @@ class Lane:
         How many bytes a second; its own.
     max_flying, max_flying_nbytes : int
         Operations, and their bytes, that may be in flight at a time; the rest waits here, where it can still be
-        cancelled.
+        cancelled. One client has half of that at most while others have operations here.
     lost : callable
         Returns the error that ended the device, or None.
     lose : callable
@@ -86,7 +98,9 @@ class Lane:
         self._inline = copies.wakes
         copies.wake = self._nudge if self._inline else self.wake
         self.lose = lose
-        self.blocked = False  # an operation waits for room: those behind it must not overtake
+        self._full = False  # nothing more takes off for now
+        self._blocked: set[bytes] = set()  # whose operations wait for room: those behind must not overtake them
+        self._several = False  # clients that have operations here
         self.moved_nbytes = 0
         self._busy_s = self._busy_since = 0.0
         self._lost = lost
@@ -94,6 +108,8 @@ class Lane:
         self._due: float | None = None
         self._max_flying, self._max_flying_nbytes = max_flying, max_flying_nbytes
         self._flying, self._flying_nbytes = 0, 0
+        self._ops_of: Counter[bytes] = Counter()  # of those in flight, by owner
+        self._nbytes_of: Counter[bytes] = Counter()
         self._changed = threading.Condition()
         self._inbox: list[Callable[[], None]] = []
         self._work: list[Work] = []
@@ -129,7 +145,7 @@ class Lane:
 
     def wake_for_room(self) -> None:
         """Look again at those who wait for room, if anybody does."""
-        if self.blocked:
+        if self._full or self._blocked:
             self.wake()
 
     def drive(self) -> None:
@@ -189,25 +205,52 @@ class Lane:
 
     # --- for the operations, among their steps -----------------------------------------------------------------------
 
-    def takes(self, nbytes: int) -> bool:
-        """Return True when so many bytes may be moved now; an operation alone may be of any size."""
-        if not self._pace.allows():
-            return False
-        if not self._flying:
-            self._busy_since = time.monotonic()
-            return True
-        return self._flying < self._max_flying and self._flying_nbytes + nbytes <= self._max_flying_nbytes
+    def blocks(self, owner: bytes) -> bool:
+        """Return True when nothing more of a client may begin for now: something in front of it waits for room."""
+        return self._full or owner in self._blocked
 
-    def took_off(self, nbytes: int) -> None:
+    def block(self, owner: bytes) -> None:
+        """Note that an operation waits for room: those of its client that came later must not overtake it."""
+        self._blocked.add(owner)
+
+    def takes(self, owner: bytes, nbytes: int) -> bool:
+        """Return True when so many bytes may be moved now; an operation alone may be of any size.
+
+        Else it is in front of all others, or of its client's own when that has its part of what may be in flight.
+        """
+        if self._pace.allows():
+            if not self._flying:
+                self._busy_since = time.monotonic()
+                return True
+            if self._several and not self._has_part(owner, nbytes):
+                self._blocked.add(owner)
+                return False
+            if self._flying < self._max_flying and self._flying_nbytes + nbytes <= self._max_flying_nbytes:
+                return True
+        self._full = True
+        return False
+
+    def _has_part(self, owner: bytes, nbytes: int) -> bool:
+        own = self._ops_of[owner]
+        own_nbytes = self._nbytes_of[owner] + nbytes
+        return not own or (own < self._max_flying // 2 and own_nbytes <= self._max_flying_nbytes // 2)
+
+    def took_off(self, owner: bytes, nbytes: int) -> None:
         """Count an operation whose copies were started."""
         self._flying += 1
         self._flying_nbytes += nbytes
+        self._ops_of[owner] += 1
+        self._nbytes_of[owner] += nbytes
         self._pace.spend(nbytes)
 
-    def landed(self, nbytes: int) -> None:
+    def landed(self, owner: bytes, nbytes: int) -> None:
         """Count an operation whose copies are over."""
         self._flying -= 1
         self._flying_nbytes -= nbytes
+        self._nbytes_of[owner] -= nbytes
+        self._ops_of[owner] -= 1
+        if not self._ops_of[owner]:
+            del self._ops_of[owner], self._nbytes_of[owner]
         self.moved_nbytes += nbytes
         if not self._flying:
             self._busy_s += time.monotonic() - self._busy_since
@@ -253,11 +296,19 @@ class Lane:
         return None if self._due is None else max(0.0, self._due - time.monotonic())
 
     def _advance_all(self) -> bool:
-        moved, self.blocked = False, False
+        moved, self._full = False, False
+        self._blocked.clear()
+        self._several = len({work.owner for work in self._work}) > 1
         lost = self._lost()
+        later: list[Work] = []
         for work in self._work:
             if lost is not None:
                 self._guarded(partial(work.fail, lost), None)
+            if self._several and work.waits:  # for what those in flight may just give back
+                later.append(work)
+            elif not work.ended:
+                moved |= self._guarded(partial(work.advance, time.monotonic()), False)
+        for work in in_turn(later, self._nbytes_of):
             if not work.ended:
                 moved |= self._guarded(partial(work.advance, time.monotonic()), False)
         self._work = [work for work in self._work if not work.ended]

@@ -34,11 +34,14 @@ class Hold:
         int64: the same, each once.
     expires : float or None
         Monotonic seconds.
+    nbytes : int
+        What it keeps from being evicted.
     """
 
     heads: I64
     extents: I64
     expires: float | None
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,8 @@ class Reservation:
         int64: the extents, and a slot for each page.
     places : Places
         One entry a page, in the order of the names.
+    nbytes : int
+        Size of the blocks.
     """
 
     holder: Holder
@@ -86,6 +91,7 @@ class Reservation:
     places: Places
     started: int
     flushes: int
+    nbytes: int
 
     def outcome(self, pages: Mapping[bytes, int], invalidated: Mapping[bytes, int], *, stale: bool) -> Results:
         """Return what becomes of each page: those that are there already are not entered again.

@@ -103,6 +103,11 @@ class _TransferOp(EngineOp, ABC):
 
     # --- what happens next, on the lane ---
 
+    @property
+    def waits(self) -> bool:
+        """See :class:`~devipc.hicache.lane.Work`."""
+        return self.state in _WAITING
+
     def advance(self, now: float) -> bool:
         """See :class:`~devipc.hicache.lane.Work`."""
         before = self.state
@@ -145,19 +150,21 @@ class _TransferOp(EngineOp, ABC):
             self.error = ready_failure(error)
             self.step(Event.FENCE_POISONED)
             return
-        if self._lane.blocked:
+        if self._lane.blocks(self.owner):
             return
         moving = self.moving()
         nbytes = int(np.count_nonzero(moving)) * self.pool.page_nbytes
-        places = self.places(moving) if self._lane.takes(nbytes) else None
+        if not self._lane.takes(self.owner, nbytes):
+            return
+        places = self.places(moving)
         if places is None:
-            self._lane.blocked = True
+            self._lane.block(self.owner)
             return
         self.step(Event.FENCE_READY)
         self._nbytes = nbytes
         pages = self.pages if moving.all() else self.pages[moving]
         self._job = self._lane.copies.start(self.pool, self.direction, pages, places, self.fence)
-        self._lane.took_off(nbytes)
+        self._lane.took_off(self.owner, nbytes)
 
     def _time_out(self, doing: str) -> None:
         """Begin the end, or end, because the deadline passed."""
@@ -179,7 +186,7 @@ class _TransferOp(EngineOp, ABC):
             self._lose(error)
             return
         failed, self._job = self._job.error, None
-        self._lane.landed(self._nbytes)
+        self._lane.landed(self.owner, self._nbytes)
         if failed is not None:
             self.error = self.error or failed
             self.copies_failed()
@@ -245,11 +252,11 @@ class BackupOp(_TransferOp):
 
     def admit(self) -> None:
         """Check what can be checked now, and wait for the rest. On the caller's thread."""
-        capacity = self._tier.capacity(self.pool.block_nbytes)
+        capacity = self._tier.capacity_for(self.owner, self.pool.block_nbytes)
         if len(self.pages) > capacity:
             if not self._partial:
                 raise ResourceExhausted(
-                    f"{len(self.pages)} pages, the whole host tier holds {capacity}",
+                    f"{len(self.pages)} pages, this client may fill {capacity} of the host tier at a time",
                     code="too_large",
                     retryable=False,
                     remedy="back up fewer pages at once, ask for a partial backup, or give the host tier more memory",

@@ -19,10 +19,11 @@ PAGE = 1024  # bytes of a page of a pool of SHAPE; its blocks have as many
 SHAPE = {"layers": 4, "row": 32}
 
 
-def tier_of(pages: int) -> dict[str, int]:
-    """Settings of a tier that holds so many pages of an attention pool, one by one."""
+def tier_of(pages: int, kept_percent: int = 0) -> dict[str, int]:
+    """Settings of a tier that holds so many pages of an attention pool, one by one, all of them for one client."""
     assert pages * PAGE % 4096 == 0
-    return {"tier_nbytes": pages * PAGE, "slab_nbytes": pages * PAGE, "extent_pages": 1}
+    sizes = {"tier_nbytes": pages * PAGE, "slab_nbytes": pages * PAGE, "extent_pages": 1}
+    return {**sizes, "kept_percent": kept_percent}
 
 
 @scenario

@@ -169,16 +169,6 @@ def test_a_holder_cannot_hold_twice(tier: Tier) -> None:
     assert caught.value.code == "duplicate"
 
 
-def test_everything_of_an_owner_goes_with_it(tier: Tier) -> None:
-    tier.store(names(*range(8)))
-    for number in range(4):
-        tier.hold((A, 100 + number), names(number, number + 1))
-    tier.hold((B, 1), names(0))
-    assert tier.release_owner(A) == 4
-    assert tier.status()["holds"] == 1
-    assert tier.release_owner(A) == 0
-
-
 def test_leases_end_by_themselves_and_the_pages_stay(tier: Tier) -> None:
     tier.store(names(1, 2))
     tier.hold((A, 1), names(1), lease_s=5)

@@ -25,6 +25,7 @@ FILE_VARIABLE = PREFIX + "CONFIG"
 """Names the file, where no flag does."""
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_OWN_DEFAULTS = {"kept_percent": 50}
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _LEVELS = ("debug", "info", "warning", "error")
 
@@ -140,7 +141,7 @@ class Option:
 
 
 def _engine_options() -> list[Option]:
-    """Those that the engine has wherever it runs; their defaults are its own."""
+    """Those that the engine has wherever it runs; their defaults are its own, but for those that matter to many."""
     help_of = {
         "tier_nbytes": "Host memory of the tier.",
         "slab_nbytes": "Host memory that one page size takes at a time; at least a page of each pool.",
@@ -149,6 +150,8 @@ def _engine_options() -> list[Option]:
         "extent_pages": "Longest run of pages that is stored, and evicted, as one.",
         "pin_required": "Refuse to run when the tier cannot be pinned, instead of copying through a small buffer.",
         "bounce_nbytes": "Size of that buffer.",
+        "kept_percent": "Part of the tier that is kept, in equal shares, for the clients and one that may come: none"
+        " keeps so much from being evicted, by leases and transfers, that others have less. 0: whoever comes first.",
         "max_ops": "Transfers that a client may have unfinished; more are refused as busy.",
         "max_flying": "Operations on a stream at a time, for each direction.",
         "max_flying_nbytes": "Bytes on a stream at a time, for each direction; an operation alone may be larger.",
@@ -161,7 +164,7 @@ def _engine_options() -> list[Option]:
         if field.name not in help_of:
             continue
         assert field.default is not MISSING
-        default: Any = field.default
+        default: Any = _OWN_DEFAULTS.get(field.name, field.default)
         parse: Callable[[object], Any]
         if isinstance(default, bool):
             kind, parse = "true|false", _parse_bool
@@ -298,7 +301,7 @@ def load_config(
             origins[name] = origin
     config = DaemonConfig(values, origins)
     config.engine()
-    for name, low, high in (("max_clients", 1, 4096), ("metrics_port", 0, 65535)):
+    for name, low, high in (("max_clients", 1, 4096), ("metrics_port", 0, 65535), ("kept_percent", 0, 90)):
         _bounds(name, values[name], low, high)
     return config
 

@@ -25,7 +25,9 @@ def test_a_flag_counts_more_than_the_environment_and_that_more_than_the_file(tmp
         "max_ops": "flag",
         "device": "default",
     }
-    assert config.engine() == EngineConfig(tier_nbytes=2 * 2**30, slab_nbytes=2 * 2**20, max_ops=9, layer_groups=(1, 3))
+    assert config.engine() == EngineConfig(
+        tier_nbytes=2 * 2**30, slab_nbytes=2 * 2**20, max_ops=9, kept_percent=50, layer_groups=(1, 3)
+    )
 
 
 @pytest.mark.parametrize(
