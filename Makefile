@@ -12,7 +12,7 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check install -qq
 PROJECTS := pyproject.toml $(BACKENDS:%=%/pyproject.toml)
 
-.PHONY: help demo demo-model test test-long test-scenarios test-model conformance check format lint types floors docs dist clean
+.PHONY: help demo demo-model test test-long test-scenarios test-model conformance conformance-every check format lint types floors docs dist clean
 
 help:
 	@echo "make demo    two processes share memory, one is killed; a cache outlives its schedulers and its daemon"
@@ -24,6 +24,7 @@ help:
 	@echo "make conformance  the suite on the host backend and on every simulated driver, once"
 	@echo "make check   lint, format, types, import floors, documentation"
 	@echo "make format  rewrite the sources in the project's format"
+	@echo "make conformance-every  the same with every fault of a driver, and again and again; CI runs a part of it"
 	@echo "make dist    wheels of the core and of every backend, in dist/"
 	@echo "make clean   remove what was built, the virtual environment included"
 
@@ -67,7 +68,8 @@ test-long: $(VENV)/.dev
 	$(BIN)/python -m pytest -m 'long and timing and not hardware' $(PYTEST_ARGS)
 
 test-scenarios: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m every $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m every tests/hicache $(wildcard backends/*/tests/test_hicache.py) \
+	    $(PYTEST_ARGS)
 
 test-model: $(VENV)/.dev $(VENV)/.model
 	$(BIN)/python -m pytest -m model tests/hicache/reference $(PYTEST_ARGS)
@@ -76,6 +78,10 @@ conformance: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/suite/test_honest.py $(wildcard backends/*/tests/test_conformance.py) \
 	    -k 'test_host_passes or test_every_case_passes and whole' --deselect \
 	    tests/suite/test_honest.py::test_host_passes_again_and_again $(PYTEST_ARGS)
+
+conformance-every: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(JOBS) tests/suite/test_honest.py $(wildcard backends/*/tests/test_conformance.py) \
+	    $(PYTEST_ARGS)
 
 check: lint types floors docs
 

@@ -24,6 +24,8 @@ VARIANTS: dict[str, tuple[dict[str, object], set[str]]] = {
     "neither": ({"DEVSIM_IPC_EVENTS": 0, "DEVSIM_MEMOPS": 0}, {"host_flag", "polling"}),
     "slow": ({"DEVSIM_DELAY_US": 50}, ALL),
 }
+IN_CI = ("whole", "no-events", "neither")
+"""The others are run by `make conformance-every`."""
 
 
 HANDLES = "MEM-100,MEM-107,MEM-108,MEM-220"
@@ -56,7 +58,9 @@ def passed(report: Any, case: str) -> set[str]:
     return {test["parameters"] for test in report["tests"] if test["result"] == "pass" and test["id"] == case}
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in IN_CI else pytest.mark.every) for name in VARIANTS]
+)
 def test_every_case_passes(name: str, tmp_path: Path) -> None:
     switches, strategies = VARIANTS[name]
     report = run_suite(tmp_path, switches, PROFILE if strategies == ALL else LENIENT)

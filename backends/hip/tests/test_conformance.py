@@ -28,6 +28,8 @@ VARIANTS: dict[str, tuple[dict[str, object], set[str]]] = {
         ALL - {"event"},
     ),
 }
+IN_CI = ("whole", "no-events")
+"""The others are run by `make conformance-every`."""
 
 
 def run_suite(tmp_path: Path, env: dict[str, str], *options: str) -> Any:
@@ -57,7 +59,9 @@ def passed(report: Any, case: str) -> set[str]:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in IN_CI else pytest.mark.every) for name in VARIANTS]
+)
 def test_every_case_passes(name: str, tmp_path: Path) -> None:
     switches, strategies = VARIANTS[name]
     chosen = (

@@ -22,6 +22,8 @@ VARIANTS: dict[str, tuple[dict[str, object], set[str]]] = {
     "older-handles": ({"DEVSIM_HANDLE_FORMAT": 0, "DEVSIM_FD_MODE": 1}, ALL),
     "unordered": ({"DEVSIM_UNORDERED": 1}, ALL),
 }
+IN_CI = ("whole", "no-events")
+"""The others are run by `make conformance-every`."""
 SKIPS = re.compile(
     "no word (waits|writes): Level Zero has no call|without word waits no stream|records graphs|grown range|is a slice"
     "|needs gigabytes|does not choose where it maps"
@@ -67,7 +69,9 @@ def test_some_cases_pass(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in IN_CI else pytest.mark.every) for name in VARIANTS]
+)
 def test_every_case_passes(name: str, tmp_path: Path) -> None:
     switches, strategies = VARIANTS[name]
     whole = strategies == ALL
