@@ -10,7 +10,7 @@ import enum
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from devipc.errors import UsageError
+from devipc.errors import CapabilityError, UsageError
 
 __all__ = ["WritePolicy", "Writer", "policy_named"]
 
@@ -24,6 +24,18 @@ class WritePolicy(enum.StrEnum):
     """Once it was hit often enough: what nobody asks for again costs no transfer."""
     WRITE_BACK = "write_back"
     """Before its place on the device is given to another page, which waits for the copy."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> WritePolicy | None:
+        """Say why there is no ``buffer_only``, which other caches have."""
+        if value == "buffer_only":
+            raise CapabilityError(
+                "buffer_only: host memory that holds pages only on their way to a storage tier, and there is none",
+                code="no_storage",
+                remedy="let pages stay in host memory, which may be small (tier_nbytes): write_through,"
+                " write_through_selective or write_back",
+            )
+        return None
 
 
 def policy_named(name: str) -> WritePolicy:

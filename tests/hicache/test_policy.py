@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from devipc.errors import UsageError
+from devipc.errors import CapabilityError, UsageError
 from devipc.hicache.policy import WritePolicy, Writer
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
@@ -61,3 +61,12 @@ def test_hits_are_remembered_for_so_many_keys() -> None:
 def test_nonsense_is_refused() -> None:
     with pytest.raises(UsageError):
         Writer(WritePolicy.WRITE_BACK, after_hits=0)
+
+
+def test_a_host_tier_that_is_only_a_buffer_is_refused_and_why_is_said() -> None:
+    with pytest.raises(CapabilityError, match="storage tier") as caught:
+        Writer("buffer_only")  # type: ignore[arg-type]
+    assert caught.value.code == "no_storage"
+    assert "write_back" in caught.value.remedy
+    with pytest.raises(ValueError, match="never"):
+        WritePolicy("never")

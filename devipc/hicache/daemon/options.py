@@ -178,6 +178,13 @@ def _engine_options() -> list[Option]:
     return found
 
 
+def _parse_policy(value: object) -> str:
+    try:
+        return WritePolicy(str(value)).value
+    except ValueError:
+        raise ValueError(f"pass one of {', '.join(WritePolicy)}") from None
+
+
 _POLICIES = tuple(policy.value for policy in WritePolicy)
 OPTIONS: tuple[Option, ...] = (
     Option(
@@ -211,7 +218,7 @@ OPTIONS: tuple[Option, ...] = (
         WritePolicy.WRITE_THROUGH.value,
         "What clients are told about when to back up a page: when it is computed, when it is hit again, or before it"
         " is evicted from the device.",
-        _one_of(*_POLICIES),
+        _parse_policy,
     ),
     Option("messages", "true|false", False, "Messages only: no rings in shared memory.", _parse_bool),
     Option("start_timeout_s", "seconds", 120.0, "How long the engine may take to be ready.", _parse_seconds),
@@ -286,6 +293,8 @@ def load_config(
     ------
     UsageError
         For a name that is not in the table, with the nearest one, or a value that is none.
+    CapabilityError
+        For a value that is known, and cannot be had here.
     """
     values = {option.name: option.default for option in OPTIONS}
     origins = dict.fromkeys(values, "default")

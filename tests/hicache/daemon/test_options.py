@@ -7,9 +7,24 @@ from typing import Any
 
 import pytest
 
-from devipc.errors import UsageError
+from devipc.errors import CapabilityError, UsageError
 from devipc.hicache.daemon.options import OPTIONS, PREFIX, load_config, option_table, parse_size
 from devipc.hicache.engine import EngineConfig
+
+
+def test_a_policy_that_needs_a_storage_tier_is_refused_from_wherever_it_comes(tmp_path: Path) -> None:
+    file = tmp_path / "hicache.toml"
+    file.write_text('write_policy = "buffer_only"')
+    name = "write_policy"
+    sources: list[dict[str, Any]] = [
+        {"file": file, "environment": {}},
+        {"environment": {PREFIX + name.upper(): "buffer_only"}},
+        {"environment": {}, "flags": {name: "buffer_only"}},
+    ]
+    for source in sources:
+        with pytest.raises(CapabilityError) as caught:
+            load_config(**source)
+        assert caught.value.code == "no_storage"
 
 
 def test_a_flag_counts_more_than_the_environment_and_that_more_than_the_file(tmp_path: Path) -> None:
