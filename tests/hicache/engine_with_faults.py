@@ -10,6 +10,7 @@ that still holds, and which calls were kept from it by a layer in between.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -58,7 +59,10 @@ class Faults:
 
     def _ask(self, what: str, **values: Any) -> Any:
         self._socket.send(json.dumps({"what": what, **values}).encode())
-        answer = json.loads(self._socket.recv(65536))
+        body = self._socket.recv(65536)
+        if not body:
+            raise ConnectionResetError("the engine process ended")
+        answer = json.loads(body)
         assert "error" not in answer, answer
         return answer["value"]
 
@@ -86,8 +90,9 @@ class Faults:
         self._ask("hold_interpreter", delay_s=delay_s)
 
     def lose(self) -> None:
-        """Lose the device."""
-        self._ask("lose")
+        """Lose the device; the engine process may end before it can say so."""
+        with contextlib.suppress(ConnectionError):
+            self._ask("lose")
 
     def kill_at(self, call: int) -> None:
         """End by SIGKILL in the ``call``-th call of the driver from now on that copies, marks or asks a marker."""
