@@ -35,7 +35,7 @@ from devipc.channel.link import Link, PeerState
 from devipc.channel.listener import remove_leftovers
 from devipc.channel.seqpacket import channel_pair
 from devipc.deadline import deadline_after, remaining
-from devipc.errors import ClosedError, CompletionTimeout, DeviceLostError, DevIPCError, DriverError, PeerGone
+from devipc.errors import CompletionTimeout, DeviceLostError, DevIPCError, DriverError, PeerGone
 from devipc.hicache import jobs as j
 from devipc.hicache.child import Child, EngineSpawn, meaning
 from devipc.hicache.planner import Direction
@@ -265,10 +265,9 @@ class EngineProcess:
             try:
                 self._link.call(j.EngineCall.CLOSE_CLIENT, body, timeout_s=max(remaining(deadline), _ASK_S)).close_fds()
                 return
-            except (PeerGone, ClosedError):  # dying: what it has mapped is unmapped when it is gone, and not before
-                self._child.wait(remaining(deadline))
-            except CompletionTimeout as error:
+            except DevIPCError as error:  # also of one that is dying: it unmaps when it is gone, and not before
                 _log.debug("a client is not let go yet: %s", error)
+                self._child.wait(min(_ASK_S, remaining(deadline)))
             if not remaining(deadline) and not self._child.ended:
                 text = f"the engine process {self.pid} may still map memory of the client after {timeout_s:g} s"
                 raise CompletionTimeout(text, code="still_mapped", remedy="free none of it yet, and try again")

@@ -27,7 +27,7 @@ from devipc.hicache.slots import Slots
 from devipc.memfd import round_up
 from devipc.wire import Reader
 from tests.hicache.engine_client import ClientProcess, client_process
-from tests.hicache.engine_with_faults import FOLDER, MODULE, Faults
+from tests.hicache.engine_with_faults import FOLDER, LEFT, MODULE, Faults
 from tests.hicache.pools import TIMEOUT_S, until
 from tests.simulator import build, control
 
@@ -157,7 +157,7 @@ class EngineWorld:
         self.slots.close()
         self.arena.close()
         for name in os.listdir(self.folder):
-            assert name.endswith(".faults"), name
+            assert name.endswith((".faults", LEFT)), name
             os.unlink(os.path.join(self.folder, name))
         os.rmdir(self.folder)
 
