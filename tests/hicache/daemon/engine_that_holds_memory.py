@@ -1,7 +1,7 @@
 """An engine process whose driver opens or unmaps clients' memory only while a file does not forbid it.
 
 Run as ``engine_module``; ``DEVIPC_TEST_ENGINE_HOLD`` names the folder: while it has a file ``open`` or ``close``, calls
-of that name do not return.
+of that name do not return; while it has a file ``refuse``, nothing is unmapped, and the driver says so.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from devipc.errors import DriverError
 from devipc.hicache.engineproc.process import main
 from devipc.interfaces.backend import Device
 from devipc.registry import load_backend
@@ -35,6 +36,8 @@ class HeldMemory:
         def call(*arguments: Any, **options: Any) -> Any:
             while file.exists():
                 time.sleep(0.002)
+            if file.name == "close" and file.with_name("refuse").exists():
+                raise DriverError("the driver did not unmap it", remedy="none: it was asked to")
             return found(*arguments, **options)
 
         return call

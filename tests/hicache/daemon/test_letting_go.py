@@ -18,7 +18,7 @@ from devipc.hicache.api import UNFENCED, HiCacheClient, PoolHandle, connect
 from devipc.hicache.requests import UnregisterPool
 from devipc.interfaces.backend import Device
 from devipc.registry import load_backend
-from tests.hicache.daemon.daemons import Daemon, daemon
+from tests.hicache.daemon.daemons import Daemon, alive, daemon
 from tests.hicache.daemon.engine_that_holds_memory import FOLDER, MODULE
 from tests.hicache.daemon.test_schedulers import memory_files
 from tests.hicache.pools import TIMEOUT_S, PoolMemory, until
@@ -32,7 +32,7 @@ class Scene:
         self.daemon, self._folder = running, folder
         self.it = World(device)  # for its pools
         self.memory: PoolMemory = self.it.attention_pool()
-        self.client: HiCacheClient = connect("unix:" + running.path, device=device)
+        self.client: HiCacheClient = connect("unix:" + running.path, device=device, wait_s=TIMEOUT_S)
 
     def register(self) -> PoolHandle:
         handle: PoolHandle = self.it.register(self.client, self.memory)
@@ -151,3 +151,18 @@ def test_the_end_of_the_engine_unmaps_too(scene: Scene) -> None:
     os.kill(pid, signal.SIGKILL)
     scene.client.close(timeout_s=TIMEOUT_S)
     assert not Path(f"/proc/{pid}/maps").exists() or not Path(f"/proc/{pid}/maps").read_text()
+
+
+@pytest.mark.chaos
+def test_an_engine_whose_driver_does_not_unmap_ends(scene: Scene) -> None:
+    """Nothing else unmaps then; another one serves."""
+    handle = scene.register()
+    pid = scene.engine_pid
+    scene.hold("refuse")
+    scene.client.unregister(handle, timeout_s=TIMEOUT_S)
+    assert not alive(pid)
+    scene.let_go("refuse")
+    until(lambda: not scene.client.status()["degraded"])
+    assert scene.engine_pid != pid
+    scene.memory = scene.it.attention_pool()
+    scene.register()
