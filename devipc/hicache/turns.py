@@ -5,6 +5,7 @@ Owns that order only; it knows neither lanes nor what an operation waits for.
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol, TypeVar
@@ -28,13 +29,18 @@ def in_turn(works: Iterable[W], flying: Mapping[bytes, int]) -> Iterator[W]:
     works : iterable
         In the order in which they came.
     flying : mapping of bytes to int
-        Bytes in flight by owner; looked at anew for each, so that whoever took off comes later next time.
+        Bytes in flight by owner; looked at anew behind each operation for its owner, so that whoever took off comes
+        later next time.
     """
     queues: dict[bytes, deque[W]] = {}
     for work in works:
         queues.setdefault(work.owner, deque()).append(work)
-    while queues:
-        owner = min(queues, key=lambda one: flying.get(one, 0))
+    turns = [(flying.get(owner, 0), place, owner) for place, owner in enumerate(queues)]
+    heapq.heapify(turns)
+    while turns:
+        _, place, owner = turns[0]
         yield queues[owner].popleft()
-        if not queues[owner]:
-            del queues[owner]
+        if queues[owner]:
+            heapq.heapreplace(turns, (flying.get(owner, 0), place, owner))
+        else:
+            heapq.heappop(turns)
