@@ -1,4 +1,4 @@
-"""The "driver" of the host backend: queues of work, each run in order by one thread, and the state of the device.
+"""The "driver" of the host backend: queues of work, each run in order, and the state of the device.
 
 Owns what a vendor's library owns elsewhere: streams, the sticky error, fork and close checks, and the report of every
 call. Knows no wire form and no fence.
@@ -8,6 +8,8 @@ Rules
 - A call of this process that finds an error before it is enqueued raises; work that fails *inside* a queue loses the
   device: every later call raises :class:`~devipc.spi.DeviceLostError`, but calls that give something back still work.
 - Closing or losing the device ends pending waits and drops queued work, which then never counts as done.
+- Work runs on its queue's thread. What is brief, and finds nothing before it, runs in the call that submits it: two
+  changes of threads cost more. Not on the main thread, whose work an interrupt could break off.
 - Threads are daemons: an interpreter that exits with work queued does not wait for it.
 """
 
@@ -35,6 +37,7 @@ _handles = itertools.count(1)
 _SPINS = 64
 _LONGEST_NAP_S = 0.0002
 _JOIN_S = 10.0
+_MAIN = threading.main_thread().ident
 
 
 def whole(name: str, value: object, *, low: int = 0, high: int = 2**64 - 1) -> int:
@@ -76,10 +79,11 @@ class Queue:
         self._current: _Work | None = None
         self.completed = 0
 
-    def submit(self, run: Callable[[], bool | None], held: tuple[Range, ...] = ()) -> None:
+    def submit(self, run: Callable[[], bool | None], held: tuple[Range, ...] = (), *, brief: bool = False) -> None:
         """Append work that uses the ranges ``held``; they are dropped when it has run, or at once when this raises.
 
-        A signal handler can raise anywhere in here, so one step decides whether the work will run: the append.
+        ``brief`` work takes microseconds and waits for nothing: it may have run when this returns. A signal handler can
+        raise anywhere in here, so one step decides whether work of the main thread will run: the append.
         """
         work = _Work(run, held)
         try:
@@ -88,14 +92,21 @@ class Queue:
                 self._refuse_capture()
                 if not all(one.live for one in held):
                     raise ClosedError("the memory is given back meanwhile", remedy="keep it until the work is queued")
-                if self._thread is None:
-                    self._thread = self._start()
-                self._work.append(work)
-                self._changed.notify()
+                now = brief and self._current is None and not (self._work or self._stalled)
+                if now and threading.get_ident() != _MAIN:
+                    self._current = work
+                    self._taken += 1
+                else:
+                    if self._thread is None:
+                        self._thread = self._start()
+                    self._work.append(work)
+                    self._changed.notify()
+                    return
         except BaseException:
             if not self._has(lambda one: one is work):
                 self._driver.ranges.drop(held)
             raise
+        self._do(work)
 
     @property
     def submitted(self) -> int:
@@ -144,27 +155,34 @@ class Queue:
 
     def _run(self) -> None:
         while (work := self._next()) is not None:
-            finished = False
-            try:
-                finished = work.run() is not False
-            except BaseException as error:
-                self._driver.lose(error)
-            finally:
-                self._driver.ranges.drop(work.held)
-            with self._lock:
-                self._current = None
-                if finished:
-                    self.completed += 1
-                    self._finished.notify_all()
+            self._do(work)
         with self._lock:
             dropped = list(self._work)
             self._work.clear()
         for work in dropped:
             self._driver.ranges.drop(work.held)
 
+    def _do(self, work: _Work) -> None:
+        """Run what is the current work."""
+        finished = False
+        try:
+            finished = work.run() is not False
+        except BaseException as error:
+            self._driver.lose(error)
+        finally:
+            self._driver.ranges.drop(work.held)
+        with self._lock:
+            self._current = None
+            self.completed += finished
+            self._finished.notify_all()
+            if self._work:  # which came while this ran in the call that submitted it
+                self._changed.notify()
+
     def _next(self) -> _Work | None:
         with self._lock:
-            self._changed.wait_for(lambda: self.stopping or (self._work and not self._stalled))
+            self._changed.wait_for(
+                lambda: self.stopping or (self._work and not self._stalled and self._current is None)
+            )
             if self.stopping:
                 return None
             self._current = self._work.popleft()
@@ -229,10 +247,13 @@ class Queue:
             self._finished.notify_all()
 
     def join(self) -> None:
-        """Wait for the end of the thread, unless it is the calling one."""
+        """Wait for the end of the thread, unless it is the calling one, and of what runs in a call elsewhere."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(_JOIN_S)
+        if thread is None or not thread.is_alive():
+            with self._lock:
+                self._finished.wait_for(lambda: self._current is None, timeout=_JOIN_S)
 
 
 class HostDriver:

@@ -18,7 +18,7 @@ from typing import Any
 from devipc.host.meminfo import open_proc
 from devipc.spi import PAGE_NBYTES, ResourceExhausted, round_up
 
-__all__ = ["Part", "Reservation", "map_side_by_side", "move", "view_at", "writable_until"]
+__all__ = ["Part", "Reservation", "map_now", "map_side_by_side", "move", "view_at", "writable_until"]
 
 _MAPS = Path("/proc/self/maps")
 _PROT_NONE = 0
@@ -35,6 +35,9 @@ _mmap.restype = ctypes.c_void_p
 _mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
 _munmap = _libc.munmap
 _munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_madvise = _libc.madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_POPULATE_WRITE = 23  # linux/mman.h, since 5.14
 _MAP_FAILED = 2 ** (8 * ctypes.sizeof(ctypes.c_void_p)) - 1
 
 _move_held = ctypes.PyDLL(None).memmove
@@ -132,6 +135,11 @@ def _checked_mmap(at: int | None, nbytes: int, protection: int, flags: int, fd: 
             remedy="check `ulimit -v`, vm.max_map_count and the container's memory limit",
         )
     return int(address)
+
+
+def map_now(address: int, nbytes: int) -> None:
+    """Let the pages of mapped memory be entered now, not one by one when they are used, where the kernel can."""
+    _madvise(address, nbytes, _POPULATE_WRITE)  # an older kernel refuses, and what is missing is entered at its use
 
 
 def view_at(address: int, nbytes: int) -> memoryview:

@@ -19,7 +19,7 @@ from devipc.spi import ClosedError, MemoryKind, UsageError
 __all__ = ["Range", "Ranges", "Rows", "loaded_numpy", "next_identity"]
 
 _identities = itertools.count(1)
-_VECTOR_MIN = 16
+_VECTOR_MIN = 64
 
 Rows = tuple[int, int, int]
 """Of a copy: pitch, width and height."""
@@ -156,18 +156,27 @@ class Ranges:
             if len(addresses) >= _VECTOR_MIN and loaded_numpy() is not None:
                 held = self._find_vector(addresses, nbytes, wrong)
             else:
-                held = {}
-                for index, (ptr, length) in enumerate(zip(addresses, nbytes, strict=True)):
-                    if length and (found := self._find(int(ptr), int(length))) is not None:
-                        held[id(found)] = found
-                    elif length:
-                        wrong.append(index)
+                held = self._find_each(addresses, nbytes, wrong)
             for index in wrong:
                 if rows is None or not self._find_rows(int(addresses[index]), rows[index], held):
                     raise _outside(f"{what}[{index}]", int(addresses[index]), int(nbytes[index]))
             for found in held.values():
                 found.pending += 1
             return list(held.values())
+
+    def _find_each(self, addresses: Sequence[int], nbytes: Sequence[int], wrong: list[int]) -> dict[int, Range]:
+        held: dict[int, Range] = {}
+        found: Range | None = None
+        for index, (ptr, length) in enumerate(zip(addresses, nbytes, strict=True)):
+            if not length:
+                continue
+            if found is None or not found.start <= ptr <= found.end - length:  # mostly the same as before
+                found = self._find(int(ptr), int(length))
+            if found is None:
+                wrong.append(index)
+            else:
+                held[id(found)] = found
+        return held
 
     def _find_vector(self, addresses: Sequence[int], nbytes: Sequence[int], wrong: list[int]) -> dict[int, Range]:
         np = loaded_numpy()

@@ -47,7 +47,7 @@ class HostWordWrites:
         def run() -> None:
             found.owner[index] = number
 
-        queue.submit(run, (found,))
+        queue.submit(run, (found,), brief=True)
 
 
 class HostWordWaits:

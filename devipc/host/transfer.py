@@ -1,7 +1,8 @@
 """DeviceTransfer on worker threads: streams, copies, host registration and markers.
 
 Owns the stream objects and what may be done with them. The host device reads any memory of the process, so
-registration is the identity; it is checked all the same, because callers are tested here. Nothing is pinned.
+registration is the identity, but for pages that are entered beforehand; it is checked all the same, because callers
+are tested here. Nothing is pinned.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from devipc.host.copies import Rect, columns_of, run_batch, run_rects, spans_of
 from devipc.host.driver import HostDriver, Queue, whole
-from devipc.host.maps import move, view_at, writable_until
+from devipc.host.maps import map_now, move, view_at, writable_until
 from devipc.host.meminfo import memory_info
 from devipc.host.ranges import Range, next_identity
 from devipc.spi import PAGE_NBYTES, ClosedError, HostRegistration, Marker, MemoryInfo, MemoryKind, Stream, UsageError
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     U64Array = npt.NDArray[np.uint64]
 
 __all__ = ["HostMarker", "HostStream", "HostTransfer", "queue_of"]
+
+_BRIEF_NBYTES, _BRIEF_COPIES = 256 << 10, 64
+"""What is copied sooner than a thread is woken for it."""
 
 
 class HostStream:
@@ -152,7 +156,7 @@ class HostTransfer:
             except BaseException:
                 ranges.drop((target,))
                 raise
-            queue.submit(lambda: move(dst, src, nbytes), (target, source))
+            queue.submit(lambda: move(dst, src, nbytes), (target, source), brief=nbytes <= _BRIEF_NBYTES)
 
     def copy_batch(self, stream: Stream, dst: U64Array, src: U64Array, nbytes: U64Array) -> None:
         """Copy ``n`` ranges, checked before the first is enqueued."""
@@ -163,7 +167,8 @@ class HostTransfer:
         self._driver.enter("host_copy_batch")
         held = self._hold(dsts, srcs, sizes, sizes)
         if held:
-            queue.submit(lambda: run_batch(zip(dsts, srcs, sizes, strict=True)), held)
+            brief = len(sizes) <= _BRIEF_COPIES and sum(sizes) <= _BRIEF_NBYTES
+            queue.submit(lambda: run_batch(zip(dsts, srcs, sizes, strict=True)), held, brief=brief)
 
     def copy_strided(self, stream: Stream, copies: U64Array) -> None:
         """Do ``n`` two-dimensional copies, checked before the first is enqueued."""
@@ -173,7 +178,8 @@ class HostTransfer:
         self._driver.enter("host_copy_strided")
         held = self._hold([rect[0] for rect in rects], [rect[1] for rect in rects], dst_spans, src_spans, rects)
         if held:
-            queue.submit(lambda: run_rects(rects), held)
+            brief = len(rects) <= _BRIEF_COPIES and sum(rect[4] * rect[5] for rect in rects) <= _BRIEF_NBYTES
+            queue.submit(lambda: run_rects(rects), held, brief=brief)
 
     def _hold(
         self,
@@ -213,6 +219,7 @@ class HostTransfer:
                 code="not_mapped",
                 remedy="map the memory first, and keep it mapped until it is unregistered",
             )
+        map_now(start, length)
         new = Range(start, start + length, MemoryKind.HOST, next_identity())
         new.owner = view_at(start, length - length % 8).cast("Q")
         self._driver.ranges.add(new)

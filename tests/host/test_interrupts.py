@@ -92,9 +92,9 @@ def test_work_is_not_queued_on_memory_that_is_being_given_back(monkeypatch: pyte
     registration = transfer.register_host(memory.address, PAGE_NBYTES)
     submit = driver.Queue.submit
 
-    def late(queue: driver.Queue, *arguments: Any) -> None:
+    def late(queue: driver.Queue, *arguments: Any, **options: Any) -> None:
         transfer.unregister_host(registration)
-        submit(queue, *arguments)
+        submit(queue, *arguments, **options)
 
     monkeypatch.setattr(driver.Queue, "submit", late)
     with pytest.raises(Exception, match="given back"):
