@@ -341,7 +341,10 @@ class HiCacheClient:
         return pages
 
     def _point(self, ready: ReadyPoint | Stream) -> ReadyPoint:
-        return check_ready(self.ready(ready) if isinstance(ready, Stream) else ready)
+        # Asked last: to look whether an object fulfils a protocol takes longer than all the rest.
+        if not hasattr(ready, "reached") and isinstance(ready, Stream):
+            return self.ready(ready)
+        return check_ready(ready)  # type: ignore[arg-type]
 
 
 def _ping(op: int) -> Ping:

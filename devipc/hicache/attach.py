@@ -16,7 +16,7 @@ from devipc.deadline import deadline_after, remaining
 from devipc.errors import CapabilityError, DevIPCError, HandleError, PeerGone, StaleError
 from devipc.hicache import protocol as p
 from devipc.hicache.attachment import Attachment
-from devipc.hicache.greeting import accept_welcome, hello
+from devipc.hicache.greeting import FEATURES, accept_welcome, hello
 from devipc.hicache.index import IndexReader
 from devipc.hicache.operations import Kind
 from devipc.hicache.readypoints import Forwarder
@@ -156,12 +156,12 @@ def _greet_by(
     way: Way, link: Link, target: Target, slots: Slots, timeout_s: float
 ) -> tuple[p.WelcomeFrame, int, Transport]:
     with Offer(way) as offer:
-        body = p.encode(hello(features=0, client=target.client, way=way.value))
+        body = p.encode(hello(features=FEATURES, client=target.client, way=way.value))
         answer = link.call(LinkKind.HELLO, body, fds=(slots.fileno(), *offer.fds), timeout_s=timeout_s)
         fds = list(answer.take_fds())
         try:
             welcome = p.decode_welcome(answer.body)
-            accept_welcome(welcome, features=0)
+            accept_welcome(welcome, features=FEATURES)
             if target.device_uuid not in (None, welcome.device_uuid):
                 raise CapabilityError(
                     f"the daemon serves device {welcome.device_uuid}, not {target.device_uuid}",

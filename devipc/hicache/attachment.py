@@ -82,7 +82,7 @@ class Attachment(Numbers):
             partial(forwarder.point, transfer),
         )
         self._forwarder = forwarder
-        self._answer: Callable[[int, Event, Answer], None]
+        self._answer: Callable[[int, Event, Answer, tuple[Event, ...]], None]
         self._on_over: Callable[[Attachment, DevIPCError], None] = lambda *_: None
         self._on_gone: Callable[[Attachment], None] = lambda _: None
         self._pump: Pump | None = None  # until it is started
@@ -96,7 +96,7 @@ class Attachment(Numbers):
 
     def start(
         self,
-        answer: Callable[[int, Event, Answer], None],
+        answer: Callable[[int, Event, Answer, tuple[Event, ...]], None],
         *,
         on_over: Callable[[Attachment, DevIPCError], None],
         on_gone: Callable[[Attachment], None],
@@ -296,7 +296,7 @@ class Attachment(Numbers):
         answer = _NOTHING if plain else answer_of(frame, who="the cache daemon")
         if self._reasons and frame.event is Event.DISCARDED and (reason := self._reasons.get(frame.op)) is not None:
             answer = replace(answer, error=reason)
-        self._answer(frame.op, frame.event, answer)
+        self._answer(frame.op, frame.event, answer, frame.passed)
         if self._untold:
             self._tell_rest()
 

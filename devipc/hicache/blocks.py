@@ -11,7 +11,6 @@ together are an *extent*, which is named by its first slot, its *head*.
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from devipc.errors import ResourceExhausted, UsageError
+from devipc.hicache.blockruns import fit, slots_of
+from devipc.hicache.few import FEW, smallest, total
 
-__all__ = ["ALIGN_NBYTES", "BlockSpace", "Slab", "Slots", "at_most", "slots_of"]
+__all__ = ["ALIGN_NBYTES", "BlockSpace", "Slab", "Slots"]
 
 ALIGN_NBYTES = 64
 """Blocks start at multiples of this: a cache line."""
@@ -106,24 +107,6 @@ class Slots:
         return np.flatnonzero(self.span[: self.count])
 
 
-def slots_of(heads: I64, spans: I64) -> I64:
-    """Return all slots of extents, in order."""
-    if not len(spans) or int(spans.max()) == 1:
-        return heads
-    ends = np.cumsum(spans)
-    return np.repeat(heads - (ends - spans), spans) + np.arange(int(ends[-1]))
-
-
-def at_most(lengths: I64, most: int) -> I64:
-    """Cut runs into pieces of at most ``most``."""
-    if not len(lengths) or int(lengths.max()) <= most:
-        return lengths
-    pieces = -(-lengths // most)
-    cut = np.full(int(pieces.sum()), most, np.int64)
-    cut[np.cumsum(pieces) - 1] = lengths - (pieces - 1) * most
-    return cut
-
-
 class BlockSpace:
     """All blocks of one arena.
 
@@ -151,16 +134,26 @@ class BlockSpace:
         self._sizes = Counter(slab.nbytes for slab in self.slabs)
         self._empty_sizes = self._sizes.copy()
         self._free: dict[int, int] = {}
+        self._low = 0  # no slot before it is free
+        self._capacities: dict[int, int] = {}  # that were asked for
         self._unused: dict[int, list[int]] = {}  # by blocks: first slots of ranges that no slab has
 
     def capacity(self, block_nbytes: int) -> int:
         """Return how many blocks of this size there are when nobody else has any."""
-        return sum(count * (nbytes // block_nbytes) for nbytes, count in self._sizes.items())
+        found = self._capacities.get(block_nbytes)
+        if found is None:
+            found = sum(count * (nbytes // block_nbytes) for nbytes, count in self._sizes.items())
+            self._capacities[block_nbytes] = found
+        return found
 
     def free_blocks(self, block_nbytes: int) -> int:
         """Return how many blocks of this size can be allocated without anything being freed."""
         empty = sum(count * (nbytes // block_nbytes) for nbytes, count in self._empty_sizes.items())
         return self._free.get(block_nbytes, 0) + empty
+
+    def lacks(self, block_nbytes: int, count: int) -> int:
+        """Return how many of so many blocks have to be freed first."""
+        return count - self.free_blocks(block_nbytes) if count > self._free.get(block_nbytes, 0) else 0
 
     def sizes(self) -> list[int]:
         """Return the sizes to which slabs belong."""
@@ -180,31 +173,54 @@ class BlockSpace:
             When there are not enough.
         """
         lengths = np.asarray(runs, np.int64)
-        total = int(lengths.sum())
-        if total > self.free_blocks(block_nbytes):
+        needed = total(lengths)
+        if self.lacks(block_nbytes, needed) > 0:
             raise ResourceExhausted(
-                f"{total} blocks of {block_nbytes} bytes asked, {self.free_blocks(block_nbytes)} are free",
+                f"{needed} blocks of {block_nbytes} bytes asked, {self.free_blocks(block_nbytes)} are free",
                 code="no_room",
                 remedy="evict first, or give the host tier more memory",
             )
         assigned = []
-        while self._free.get(block_nbytes, 0) < total:
+        while self._free.get(block_nbytes, 0) < needed:
             assigned.append(self._assign(block_nbytes))
         columns = self.slots
-        free = np.flatnonzero(columns.free[: columns.count])
-        if len(self._free) > 1:
-            free = free[columns.size[free] == block_nbytes]
-        heads, spans = (free[:total], lengths) if total == len(lengths) else _fit(free, lengths)
+        heads, spans = self._choose(block_nbytes, lengths, needed)
         slots = slots_of(heads, spans)
         columns.free[slots] = False
-        columns.head[slots] = np.repeat(heads, spans)
+        columns.head[slots] = heads if slots is heads else np.repeat(heads, spans)
         columns.span[heads] = spans
-        self._free[block_nbytes] -= total
-        self._held += np.bincount(columns.slab[slots], minlength=len(self.slabs))
+        self._free[block_nbytes] -= needed
+        self._count(slots, 1)
         for number in assigned:
             if not self._held[number]:  # a short one, made up for by a longer one behind it
                 self._unassign(number)
         return heads, spans
+
+    def _choose(self, block_nbytes: int, lengths: I64, needed: int) -> tuple[I64, I64]:
+        """Return heads and spans of extents among the free blocks, of which there are enough."""
+        columns = self.slots
+        if self._low < columns.count:
+            self._low += int(columns.free[self._low : columns.count].argmax())
+        if len(self._free) == 1 and (needed == len(lengths) or len(lengths) == 1):
+            following = columns.free[self._low : self._low + needed]
+            if np.count_nonzero(following) == needed:  # the first ones lie side by side
+                at = np.arange(self._low, self._low + needed)
+                return (at, lengths) if needed == len(lengths) else (at[:1], lengths)
+        free = np.flatnonzero(columns.free[self._low : columns.count]) + self._low
+        if len(self._free) > 1:
+            free = free[columns.size[free] == block_nbytes]
+        return (free[:needed], lengths) if needed == len(lengths) else fit(free, lengths)
+
+    def _count(self, slots: I64, each: int) -> list[int]:
+        """Count blocks as held (1) or not (-1) at their slabs; return the slabs of which nothing is held now."""
+        if len(slots) > FEW:
+            found = np.bincount(self.slots.slab[slots], minlength=len(self.slabs))
+            self._held += each * found
+            return np.flatnonzero((found > 0) & (self._held == 0)).tolist()
+        numbers = self.slots.slab[slots].tolist()
+        for number in numbers:
+            self._held[number] += each
+        return [number for number in sorted(set(numbers)) if not self._held[number]]
 
     def _assign(self, block_nbytes: int) -> int:
         """Give an empty slab to a size; return its number."""
@@ -217,6 +233,7 @@ class BlockSpace:
         if slab.last_nbytes != block_nbytes:
             self._number(number)
         columns.free[slab.base : slab.base + blocks] = True
+        self._low = min(self._low, slab.base)
         self._free[block_nbytes] = self._free.get(block_nbytes, 0) + blocks
         return number
 
@@ -241,11 +258,8 @@ class BlockSpace:
             With code ``double_free`` when one is not held, or named twice: nothing is changed.
         """
         columns = self.slots
-        spans, numbers = columns.span[heads], np.arange(len(heads))
-        columns.head[heads] = numbers
-        again = (columns.head[heads] != numbers).any()
-        columns.head[heads] = heads
-        if again or not spans.all():
+        spans = columns.span[heads]
+        if self._twice(heads, spans):
             raise UsageError(
                 f"blocks at {columns.offset[heads].tolist()[:4]} are freed a second time",
                 code="double_free",
@@ -253,14 +267,23 @@ class BlockSpace:
             )
         slots = slots_of(heads, spans)
         columns.free[slots] = True
+        self._low = min(self._low, smallest(slots, self._low))
         columns.span[heads] = 0
         columns.name[slots] = None
         for size in self._free:
             self._free[size] += len(slots) if len(self._free) == 1 else int((columns.size[slots] == size).sum())
-        freed = np.bincount(columns.slab[slots], minlength=len(self.slabs))
-        self._held -= freed
-        for number in np.flatnonzero((freed > 0) & (self._held == 0)).tolist():
+        for number in self._count(slots, -1):
             self._unassign(number)
+
+    def _twice(self, heads: I64, spans: I64) -> bool:
+        """Return True when an extent is not held, or named twice."""
+        if len(heads) <= FEW:
+            return 0 in spans.tolist() or len(set(heads.tolist())) < len(heads)
+        columns, numbers = self.slots, np.arange(len(heads))
+        columns.head[heads] = numbers
+        again = bool((columns.head[heads] != numbers).any())
+        columns.head[heads] = heads
+        return again or not spans.all()
 
     def _unassign(self, number: int) -> None:
         slab, columns = self.slabs[number], self.slots
@@ -305,61 +328,9 @@ class BlockSpace:
             free[slab.block_nbytes] += slab.blocks - held
         _expect(known == len(slots), "extents outside of slabs")
         _expect(int(columns.free[: columns.count].sum()) == sum(free.values()), "free blocks outside of slabs")
+        _expect(not columns.free[: self._low].any(), f"a free block before slot {self._low}")
         for size, blocks in self._free.items():
             _expect(free[size] == blocks, f"{blocks} free blocks of {size} bytes counted, {free[size]} found")
-
-
-def _fit(free: I64, lengths: I64) -> tuple[I64, I64]:
-    """Find neighbouring ones among the ``free`` slots, which are sorted, for each of ``lengths``: the longest first.
-
-    What finds no whole run is cut into the longest pieces that are left.
-    """
-    edges = np.flatnonzero(np.diff(free) != 1) + 1
-    starts = free[np.concatenate(((0,), edges))]
-    sizes = np.diff(np.concatenate(((0,), edges, (len(free),))))
-    which: list[I64] = []
-    heads: list[I64] = []
-    spans: list[I64] = []
-    rest: list[tuple[int, int]] = []
-    for length in np.unique(lengths)[::-1].tolist():
-        wanted = np.flatnonzero(lengths == length)
-        if length == 1 and not rest:  # the last, and mostly the most
-            left = slots_of(starts[sizes > 0], sizes[sizes > 0])[: len(wanted)]
-            which.append(wanted)
-            heads.append(left)
-            spans.append(np.ones(len(wanted), np.int64))
-            break
-        fits = sizes // length
-        ends = np.cumsum(fits)
-        count = min(len(wanted), int(ends[-1]))
-        used = np.minimum(fits, np.maximum(count - (ends - fits), 0))
-        run = np.repeat(np.arange(len(used)), used)
-        nth = np.arange(count) - np.repeat(np.cumsum(used) - used, used)
-        which.append(wanted[:count])
-        heads.append(starts[run] + nth * length)
-        spans.append(np.full(count, length, np.int64))
-        starts, sizes = starts + used * length, sizes - used * length
-        rest += [(number, length) for number in wanted[count:].tolist()]
-    if rest:
-        pieces = np.array(_pieces(rest, sorted(zip(sizes.tolist(), starts.tolist(), strict=True))), np.int64)
-        which, heads, spans = [*which, pieces[:, 0]], [*heads, pieces[:, 1]], [*spans, pieces[:, 2]]
-    order = np.argsort(np.concatenate(which), kind="stable")
-    return np.concatenate(heads)[order], np.concatenate(spans)[order]
-
-
-def _pieces(wanted: list[tuple[int, int]], left: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Cut runs that found no place: ``(number, head, span)`` from what is ``left``, sorted by size."""
-    found = []
-    for number, length in wanted:
-        missing = length
-        while missing:
-            size, start = left.pop()
-            span = min(size, missing)
-            found.append((number, start, span))
-            missing -= span
-            if size > span:
-                insort(left, (size - span, start + span))
-    return found
 
 
 def _expect(holds: bool, message: str) -> None:  # noqa: FBT001 - an assertion

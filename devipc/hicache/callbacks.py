@@ -13,7 +13,7 @@ from functools import partial
 
 from devipc.deadline import no_thread
 
-__all__ = ["CallbackThread"]
+__all__ = ["CallbackThread", "run_hooks"]
 
 _log = logging.getLogger("devipc.hicache")
 
@@ -73,3 +73,14 @@ class CallbackThread:
                 call()
             except BaseException:  # SystemExit too: the callbacks behind it are others'
                 _log.exception("a callback of a cache operation failed")
+
+
+def run_hooks(hooks: list[Callable[[], None]]) -> None:
+    """Call all of them: one that fails is neither the others' trouble nor that of the thread that brought a status."""
+    for hook in hooks:
+        try:
+            hook()
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            _log.exception("a hook of a cache operation failed")

@@ -41,6 +41,8 @@ from devipc.wire import Reader
 
 __all__ = ["Named", "Numbers", "answer_of", "frame_of", "frame_of_answer", "request_of"]
 
+_PAGE = np.dtype("<i8")
+
 
 class Numbers(Protocol):
     """The client's side: what stands for the things that it shares."""
@@ -208,7 +210,7 @@ def request_of(frame: p.RequestFrame, named: Named) -> Request:
             return Flush(op=op, pool=pool, generation=generation)
 
 
-def frame_of_answer(op: int, event: Event, answer: Answer) -> p.AnswerFrame:
+def frame_of_answer(op: int, event: Event, answer: Answer, passed: tuple[Event, ...] = ()) -> p.AnswerFrame:
     """Return what an engine tells as a frame."""
     return p.AnswerFrame(
         op=op,
@@ -216,6 +218,7 @@ def frame_of_answer(op: int, event: Event, answer: Answer) -> p.AnswerFrame:
         results=None if answer.results is None else answer.results.tobytes(),
         error=None if answer.error is None else encode_error(answer.error),
         detail=None if answer.detail is None else _json(answer.detail),
+        passed=passed,
     )
 
 
@@ -237,7 +240,7 @@ def _json(detail: dict[str, object]) -> bytes:
 
 def _page_bytes(pages: PageIds) -> bytes:
     _check_count(len(pages))
-    return pages.astype("<i8", copy=False).tobytes()
+    return pages.astype(_PAGE, copy=False).tobytes()
 
 
 def _key_bytes(keys: Keys) -> bytes:
@@ -253,7 +256,7 @@ def _check_count(count: int) -> None:
 
 
 def _pages(form: bytes) -> PageIds:
-    return np.frombuffer(form, "<i8").astype(np.int64, copy=False)
+    return np.frombuffer(form, _PAGE).astype(np.int64, copy=False)
 
 
 def _keys(form: bytes) -> Keys:

@@ -12,6 +12,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from collections import deque
 
 from devipc.channel.datagram import Deadline, send_datagram
@@ -139,22 +140,23 @@ class MessageTransport:
 
     def take(self, *, timeout_s: float) -> bytes:
         """See :class:`~devipc.hicache.transport.Transport`."""
-        deadline = Deadline(timeout_s)
+        begun = time.monotonic()
         mine: list[bool] = []
         try:
-            if not take_turn(self._turn, mine) and not take_turn(self._turn, mine, deadline.left_s()):
+            if not take_turn(self._turn, mine) and not take_turn(self._turn, mine, timeout_s):
                 raise CompletionTimeout("another thread takes")
             self._check()
-            # Where there is time, the call that receives waits by itself: one system call for a frame.
-            waits = not self._own or timeout_s < _WAIT_S or bool(self._rest)
-            while True:
-                if waits and not self._awaits(deadline):
-                    break
+            # Mostly one wait is enough. Where there is time, the call that receives waits by itself.
+            soon = not self._rest and timeout_s >= _WAIT_S and (self._own or self._poller.poll(_WAIT_S * 1e3))
+            if soon and (frame := self._receive()) is not None:
+                return frame
+            self._check()
+            deadline = Deadline(timeout_s - (time.monotonic() - begun))
+            while self._awaits(deadline):
                 frame = self._receive()
                 if frame is not None:
                     return frame
                 self._check()
-                waits = True
         finally:
             if mine and mine[0]:
                 self._turn.release()

@@ -79,11 +79,11 @@ class Desk:
 
     # --- what the link calls -----------------------------------------------------------------------------------------
 
-    def answer(self, op: int, event: Event, answer: Answer) -> None:
+    def answer(self, op: int, event: Event, answer: Answer, passed: tuple[Event, ...] = ()) -> None:
         """Take an answer. For the link alone."""
         ticket = self._tickets.get(op)
         if ticket is not None:
-            ticket.take(event, answer)
+            ticket.take(event, answer, passed)
 
     def engine_dying(self) -> None:
         """Miss everything from now on; destinations of restores are quarantined. For the link alone."""

@@ -8,15 +8,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Protocol
 
-from devipc.hicache.operations import Event, Side, step, table_of, terminal_of
+from devipc.hicache.operations import Event, Kind, Side, step, table_of, terminal_of
 from devipc.hicache.requests import Request
 from devipc.hicache.results import Answer
 
 __all__ = ["EngineOp", "Tell"]
 
-Tell = Callable[[int, Event, Answer], None]
-"""Delivers to the client: number of the operation, event, answer."""
+
+_TABLES = {kind: (table_of(kind, Side.ENGINE), terminal_of(kind, Side.ENGINE)) for kind in Kind}
+
+
+class Tell(Protocol):
+    """Delivers to the client; see :class:`~devipc.hicache.requests.Answers`."""
+
+    def __call__(self, op: int, event: Event, answer: Answer, passed: tuple[Event, ...] = (), /) -> None:
+        """Deliver."""
+        ...
 
 
 class EngineOp:
@@ -39,8 +48,7 @@ class EngineOp:
         self.kind = request.kind
         self.holder = (owner, request.op)
         self.began = time.monotonic()
-        self._table = table_of(request.kind, Side.ENGINE)
-        self._terminal = terminal_of(request.kind, Side.ENGINE)
+        self._table, self._terminal = _TABLES[request.kind]
         self._tell = tell
         self._on_end = on_end
         self.state = self._table.initial

@@ -19,6 +19,7 @@ __all__ = ["IdleExtents", "no_room", "obstacles"]
 
 _REPORTED = 8
 _AHEAD = 16_384
+_FIRST = 60
 
 I64 = npt.NDArray[np.int64]
 
@@ -59,7 +60,10 @@ class IdleExtents:
     def settle(self, heads: I64) -> None:
         """Give extents, each named once, that nobody needs any more back to the free blocks."""
         slots = self._slots
-        over = heads[(slots.live[heads] == 0) & (slots.holds[heads] == 0) & ~slots.filling[heads]]
+        empty = slots.live[heads] == 0
+        if not np.count_nonzero(empty):
+            return
+        over = heads[empty & (slots.holds[heads] == 0) & ~slots.filling[heads]]
         if len(over):
             self._space.free(over)
 
@@ -71,22 +75,30 @@ class IdleExtents:
         if any(size != block_nbytes for size in self._space.sizes()):
             return self._with_foreign(block_nbytes, missing)
         slots = self._slots
+        for most in (4 * missing + _FIRST, _AHEAD + 2 * missing):  # mostly the first few are enough
+            if (found := self._coldest_of(block_nbytes, missing, most)) is not None:
+                return found
+        heads = self.all(block_nbytes)  # whatever is not among those known was used later than all of them
+        if int(slots.span[heads].sum()) < missing:
+            return None
+        ahead = max(2 * missing, _AHEAD)
+        if len(heads) > ahead:
+            heads = heads[np.argpartition(slots.used[heads], ahead)[:ahead]]
+        heads = heads[np.argsort(slots.used[heads])]
+        self._coldest[block_nbytes] = heads, slots.used[heads]
+        return self._coldest_of(block_nbytes, missing, len(heads))
+
+    def _coldest_of(self, block_nbytes: int, missing: int, most: int) -> I64 | None:
+        """Take what is enough from the first ``most`` of those that are known to be the coldest; else nothing."""
         heads, used = self._coldest.get(block_nbytes, (np.zeros(0, np.int64),) * 2)
-        fit = self._is_idle(heads) & (slots.used[heads] == used)
-        heads, used = heads[fit], used[fit]
-        at = int(np.searchsorted(np.cumsum(slots.span[heads]), missing))
-        if at >= len(heads):  # whatever is not among them was used later than all of them
-            heads = self.all(block_nbytes)
-            if int(slots.span[heads].sum()) < missing:
-                return None
-            ahead = max(2 * missing, _AHEAD)
-            if len(heads) > ahead:
-                heads = heads[np.argpartition(slots.used[heads], ahead)[:ahead]]
-            heads = heads[np.argsort(slots.used[heads])]
-            used = slots.used[heads]
-            at = int(np.searchsorted(np.cumsum(slots.span[heads]), missing))
-        self._coldest[block_nbytes] = heads[at + 1 :], used[at + 1 :]
-        return heads[: at + 1]
+        first = heads[:most]
+        fit = np.flatnonzero(self._is_idle(first) & (self._slots.used[first] == used[:most]))
+        at = int(np.searchsorted(np.cumsum(self._slots.span[first[fit]]), missing))
+        if at >= len(fit):
+            return None
+        behind = int(fit[at]) + 1
+        self._coldest[block_nbytes] = heads[behind:], used[behind:]
+        return first[fit[: at + 1]]
 
     def _is_idle(self, heads: I64) -> npt.NDArray[np.bool_]:
         slots = self._slots

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from devipc.hicache.few import largest
 from devipc.hicache.strips import Choice, CostModel, Limits, Strips, StripTable
 
 __all__ = ["Assembly", "CopyList", "PageRuns"]
@@ -20,6 +21,8 @@ Mask = npt.NDArray[np.bool_]
 
 _ONE = np.uint64(1)
 _ZERO = np.uint64(0)
+_NOTHING: U64 = np.empty(0, np.uint64)
+_NO_RECTS: U64 = np.empty((0, 6), np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +45,7 @@ class CopyList:
     @classmethod
     def empty(cls) -> CopyList:
         """Return a list without copies."""
-        none = np.empty(0, np.uint64)
-        return cls(np.empty((0, 6), np.uint64), none, none, none)
+        return cls(_NO_RECTS, _NOTHING, _NOTHING, _NOTHING)
 
     @property
     def total_nbytes(self) -> int:
@@ -83,21 +85,23 @@ class PageRuns:
 
         A run is neighbouring on both sides: the next page, and the extent's next place or the next block.
         """
+        step = np.uint64(block_nbytes)
         if span is None or index is None:
-            return cls(page, base, None, None, None, block_nbytes)._runs(np.uint64(block_nbytes), _ZERO)
+            return cls(page, base, None, None, None, block_nbytes)._runs(step, _ZERO)
         blocks = span == _ONE
-        some = bool(blocks.any())
+        some = np.count_nonzero(blocks)
+        if some == len(page):
+            return cls(page, base, None, None, None, block_nbytes)._runs(step, _ZERO)
         found = []
         if some:
-            found += cls(page[blocks], base[blocks], None, None, None, block_nbytes)._runs(
-                np.uint64(block_nbytes), _ZERO
-            )
-        if not some or not bool(blocks.all()):
-            rest = ~blocks if some else slice(None)
-            found += cls(page[rest], base[rest], span[rest], index[rest], None, block_nbytes)._runs(_ZERO, _ONE)
-        return found
+            found += cls(page[blocks], base[blocks], None, None, None, block_nbytes)._runs(step, _ZERO)
+            rest = ~blocks
+            page, base, span, index = page[rest], base[rest], span[rest], index[rest]
+        return found + cls(page, base, span, index, None, block_nbytes)._runs(_ZERO, _ONE)
 
     def _runs(self, base_step: np.uint64, index_step: np.uint64) -> list[PageRuns]:
+        if len(self.page) == 1:
+            return [self]
         joined = (self.page[1:] == self.page[:-1] + _ONE) & (self.base[1:] == self.base[:-1] + base_step)
         if self.index is not None:
             joined &= self.index[1:] == self.index[:-1] + index_step
@@ -164,8 +168,8 @@ class Assembly:
     def add(self, runs: PageRuns, strips: Strips) -> None:
         """Add the copies of ``runs`` over ``strips``, each strip in its cheapest form."""
         if runs.span is not None:
-            widest = int(runs.span.max()) * strips.table.plane_step + strips.table.row_step
-            if int(widest.max()) > self._limits.max_pitch_nbytes:
+            widest = largest(runs.span) * strips.table.plane_step + strips.table.row_step
+            if largest(widest) > self._limits.max_pitch_nbytes:
                 strips = Strips.of(strips.table.split())
         if runs.length is None:
             self._add_choice(runs, strips.pages)
@@ -265,14 +269,14 @@ class Assembly:
         if self._cost.call_s + self._cost.row_s < self._cost.entry_s:
             self._emit(runs, cells, nbytes, cells.count, nbytes, nbytes)
             return
-        nbytes = np.ascontiguousarray(np.broadcast_to(nbytes, device.shape)).reshape(-1)
+        sizes = np.empty(device.shape, np.uint64)
+        sizes[...] = nbytes
         dst, src = (host, device) if self._to_host else (device, host)
-        self._batches.append((dst.reshape(-1), src.reshape(-1), nbytes))
+        self._batches.append((dst.reshape(-1), src.reshape(-1), sizes.reshape(-1)))
 
     def done(self) -> CopyList:
         """Return the list."""
-        empty = CopyList.empty()
-        strided = self._strided or [empty.strided]
-        batches = self._batches or [(empty.dst, empty.src, empty.nbytes)]
+        strided = self._strided or [_NO_RECTS]
+        batches = self._batches or [(_NOTHING, _NOTHING, _NOTHING)]
         dst, src, nbytes = batches[0] if len(batches) == 1 else map(np.concatenate, zip(*batches, strict=True))
         return CopyList(strided[0] if len(strided) == 1 else np.concatenate(strided), dst, src, nbytes)

@@ -14,6 +14,7 @@ from devipc.hicache.keys import KEY_NBYTES
 from devipc.hicache.operations import Event
 
 __all__ = [
+    "FEATURE_PASSED",
     "MAGIC",
     "MAX_FRAME_NBYTES",
     "MAX_PAGES",
@@ -51,11 +52,14 @@ MAX_PAGES = 64 * 1024
 
 MAGIC = b"dIPChica"
 """What a greeting begins with; the same in all versions."""
+FEATURE_PASSED = 1
+"""Feature bit of a client that takes several events in one answer."""
 
 _LONGEST_S = 86400.0 * 365  # what devipc.deadline.bounded() makes of infinity
 _MAX_GROUPS = 64
 _MAX_ERROR_NBYTES = 8 * 1024
 _MAX_DETAIL_NBYTES = 1024 * 1024
+_MAX_PASSED = 8
 
 Op = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 """Number of an operation, or of a generation."""
@@ -222,7 +226,7 @@ class TellFrame(OpFrame, frozen=True, kw_only=True, tag="tell"):
     event: Event
 
 
-class AnswerFrame(OpFrame, frozen=True, kw_only=True, tag="answer"):
+class AnswerFrame(OpFrame, frozen=True, kw_only=True, omit_defaults=True, tag="answer"):
     """What the engine tells about an operation.
 
     Parameters
@@ -235,12 +239,15 @@ class AnswerFrame(OpFrame, frozen=True, kw_only=True, tag="answer"):
         As the channel's errors travel.
     detail : bytes or None
         A JSON object.
+    passed : tuple of Event
+        What happened just before ``event``, and is told with it. Only for those who have :data:`FEATURE_PASSED`.
     """
 
     event: Event
     results: Annotated[bytes, Meta(max_length=MAX_PAGES)] | None = None
     error: Annotated[bytes, Meta(max_length=_MAX_ERROR_NBYTES)] | None = None
     detail: Annotated[bytes, Meta(max_length=_MAX_DETAIL_NBYTES)] | None = None
+    passed: Annotated[tuple[Event, ...], Meta(max_length=_MAX_PASSED)] = ()
 
 
 RequestFrame = (

@@ -9,14 +9,16 @@ from typing import Literal
 
 from devipc.errors import ProtocolError
 from devipc.hicache.keys import KEY_VERSION, SELF_TEST_KEY
-from devipc.hicache.protocol import MAGIC, HelloFrame, WelcomeFrame
+from devipc.hicache.protocol import FEATURE_PASSED, MAGIC, HelloFrame, WelcomeFrame
 
-__all__ = ["PROTOCOL_MAX", "PROTOCOL_MIN", "accept_welcome", "answer_hello", "hello"]
+__all__ = ["FEATURES", "PROTOCOL_MAX", "PROTOCOL_MIN", "accept_welcome", "answer_hello", "hello"]
 
 PROTOCOL_MIN = 1
 """Oldest version that is spoken here."""
 PROTOCOL_MAX = 1
 """Newest version that is spoken here."""
+FEATURES = FEATURE_PASSED
+"""Features that both sides have here."""
 
 
 def hello(*, features: int, client: bytes, way: Literal["rings", "messages"]) -> HelloFrame:

@@ -22,8 +22,10 @@ import numpy.typing as npt
 
 from devipc.errors import ResourceExhausted, UsageError
 from devipc.hicache.audit import differences
-from devipc.hicache.blocks import ALIGN_NBYTES, BlockSpace, at_most, slots_of
+from devipc.hicache.blockruns import at_most, slots_of
+from devipc.hicache.blocks import ALIGN_NBYTES, BlockSpace
 from devipc.hicache.eviction import IdleExtents, no_room, obstacles
+from devipc.hicache.few import distinct, total
 from devipc.hicache.index import IndexWriter
 from devipc.hicache.records import Hold, Holder, Places, Reservation
 from devipc.hicache.results import PageResult, Results
@@ -118,8 +120,8 @@ class HostTier:
             ``no_room``, saying what is in the way.
         """
         lengths = at_most(np.asarray(runs, np.int64), self.extent_pages)
-        if int(lengths.sum()) != len(names):
-            raise UsageError(f"runs of {lengths.sum()} pages for {len(names)} names", remedy="count every page once")
+        if (pages := total(lengths)) != len(names):
+            raise UsageError(f"runs of {pages} pages for {len(names)} names", remedy="count every page once")
         with self._lock:
             nbytes = block_nbytes * len(names)
             self.shares.check(holder[0], nbytes, lambda: nbytes + self._pinned_once(holder[0]))
@@ -147,9 +149,9 @@ class HostTier:
         with self._lock:
             self._end(reservation)
             stale = self._flushes.get(reservation.namespace, 0) != reservation.flushes
-            results = reservation.outcome(self._pages, self._invalidated, stale=stale)
-            self._publish(reservation, results)  # first: others wait for it, and for the rest nobody
-            self._store(reservation, results)
+            results, names = reservation.outcome(self._pages, self._invalidated, stale=stale)
+            self._publish(names)  # first: others wait for it, and for the rest nobody
+            self._store(reservation, results, names)
             self._idle.use(reservation.heads)
             self._idle.settle(reservation.heads)
             self._forget_invalidated()
@@ -171,9 +173,9 @@ class HostTier:
         self.shares.give_back(reservation.holder[0], reservation.nbytes)
         self._slots.filling[reservation.heads] = False
 
-    def _store(self, reservation: Reservation, results: Results) -> None:
+    def _store(self, reservation: Reservation, results: Results, names: Sequence[bytes]) -> None:
         """Enter the pages that are stored."""
-        names, slots, columns = reservation.stored(results), reservation.slots, self._slots
+        slots, columns = reservation.slots, self._slots
         if len(names) < len(slots):
             slots = slots[results == PageResult.STORED]
         self._pages.update(zip(names, slots.tolist(), strict=True))
@@ -184,9 +186,8 @@ class HostTier:
         else:
             np.add.at(columns.live, columns.head[slots], 1)
 
-    def _publish(self, reservation: Reservation, results: Results) -> None:
+    def _publish(self, names: Sequence[bytes]) -> None:
         """Let readers find pages that are here, each with a number of its own."""
-        names = reservation.stored(results)
         self._counts["published"] += len(names)
         self._counts["unindexed"] += len(names) - self._index.publish_all(names, self._changes + 1)
         self._changes += len(names)
@@ -199,17 +200,15 @@ class HostTier:
     # --- room --------------------------------------------------------------------------------------------------------
 
     def _make_room(self, block_nbytes: int, needed: int) -> None:
-        capacity = self._space.capacity(block_nbytes)
-        if needed > capacity:
+        if (missing := self._space.lacks(block_nbytes, needed)) <= 0:
+            return
+        if needed > (capacity := self._space.capacity(block_nbytes)):
             raise ResourceExhausted(
                 f"{needed} pages of {block_nbytes} bytes, the whole host tier holds {capacity}",
                 code="too_large",
                 retryable=False,
                 remedy="move fewer pages at once, or give the host tier more memory",
             )
-        missing = needed - self._space.free_blocks(block_nbytes)
-        if missing <= 0:
-            return
         victims = self._idle.victims(block_nbytes, missing)
         if victims is None:
             why = obstacles(self._holds, self._open, self._idle.counts(), now=self._clock())
@@ -252,13 +251,12 @@ class HostTier:
                 raise UsageError(f"operation {holder[1]} holds pages already", code="duplicate", remedy="count ids up")
             slots = self._slots_of(names)
             hit = slots >= 0
-            if not hit.all():
+            if np.count_nonzero(hit) < len(hit):
                 slots = slots[hit]
             places = Places.of(slots, self._slots)
             if len(slots) and (partial or len(slots) == len(names)):
                 heads = slots - places.index
-                ordered = np.sort(heads)
-                extents = ordered[np.flatnonzero(np.diff(ordered, prepend=-1))]
+                extents = distinct(heads)
                 nbytes = self._slots.nbytes_of(extents)
                 self.shares.check(holder[0], nbytes, lambda: self._pinned_once(holder[0], extents))
                 self.shares.take(holder[0], nbytes)
@@ -314,6 +312,8 @@ class HostTier:
     def present(self, names: Sequence[bytes]) -> npt.NDArray[np.bool_]:
         """Return which pages are here now, and count that as a use."""
         with self._lock:
+            if self._pages.keys().isdisjoint(names):
+                return np.zeros(len(names), np.bool_)
             slots = self._slots_of(names)
             self._idle.use(self._slots.head[slots[slots >= 0]])
         return np.asarray(slots >= 0)

@@ -76,6 +76,7 @@ MAX_JOB_NBYTES = MAX_FRAME_NBYTES + 4096
 
 _SHOWN = 160
 _WORDS = 8 * MAX_PAGES
+_WORD = np.dtype("<i8")
 
 Job = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 ErrorForm = Annotated[bytes, Meta(max_length=8 * 1024)]
@@ -297,7 +298,7 @@ def move_of(
 
 
 def _words(values: PageIds) -> bytes:
-    return values.astype("<i8", copy=False).tobytes()
+    return values.astype(_WORD, copy=False).tobytes()
 
 
 def lists_of(move: Move) -> tuple[PageIds, Places]:
@@ -305,7 +306,7 @@ def lists_of(move: Move) -> tuple[PageIds, Places]:
     if not len(move.pages) == len(move.offsets) == len(move.spans) == len(move.indexes) or len(move.pages) % 8:
         raise BoundsError("lists of pages and places of unequal length", code="shape", remedy="send one entry a page")
     pages, offset, span, index = (
-        np.frombuffer(form, "<i8").astype(np.int64, copy=False)
+        np.frombuffer(form, _WORD).astype(np.int64, copy=False)
         for form in (move.pages, move.offsets, move.spans, move.indexes)
     )
     return pages, Places(offset, span, index)

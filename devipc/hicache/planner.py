@@ -9,12 +9,15 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from devipc.errors import BoundsError, UsageError
+from devipc.errors import UsageError
+from devipc.hicache.bounds import check_pages, check_places
 from devipc.hicache.expand import Assembly, CopyList, PageRuns
+from devipc.hicache.few import FEW
 from devipc.hicache.grouping import Load, cut
 from devipc.hicache.layout import PoolLayout
 from devipc.hicache.strips import CostModel, Limits, Strips, cells_of, compile_strips
@@ -129,6 +132,10 @@ def page_runs(pages: AnyIntegers) -> tuple[npt.NDArray[np.int64], npt.NDArray[np
     ids = _unsigned("pages", pages)
     if len(ids) < 2:
         return np.zeros(len(ids), np.int64), np.ones(len(ids), np.int64)
+    if len(ids) <= FEW:
+        named = ids.tolist()
+        starts = [0, *(at for at, (last, this) in enumerate(pairwise(named), 1) if this != last + 1)]
+        return np.array(starts), np.diff([*starts, len(named)])
     breaks = np.flatnonzero(ids[1:] != ids[:-1] + _ONE)
     edges = np.concatenate(((0,), breaks + 1, (len(ids),)))
     return edges[:-1], edges[1:] - edges[:-1]
@@ -304,8 +311,9 @@ class Planner:
         if not len(ids):
             yield CopyList.empty(), count
             return
-        self._check_pages(direction, ids)
-        self._check_host(direction, host)
+        restore, layout = direction is Direction.RESTORE, self.layout
+        check_pages(ids, first_page=layout.first_page, page_count=layout.page_count, distinct=restore)
+        check_places(host.base, host.span, host.index, page_nbytes=self.page_nbytes, arena=self._arena, shared=restore)
         classes = PageRuns.classify(ids, host.base, host.span, host.index, self.block_nbytes)
         run_count = sum(len(runs.page) for runs in classes)
         parts = [classes]
@@ -319,57 +327,3 @@ class Planner:
                 for runs in part:
                     assembly.add(runs, tables.blocks if runs.span is None else tables.extents)
                 yield assembly.done(), end if number == len(parts) else 0
-
-    def _check_pages(self, direction: Direction, ids: U64) -> None:
-        ordered = np.sort(ids)
-        low, high = int(ordered[0]), int(ordered[-1])
-        if low < self.layout.first_page or high >= self.layout.page_count:
-            raise BoundsError(
-                f"pages {low} .. {high}, the pool moves {self.layout.first_page} .. {self.layout.page_count - 1}",
-                code="page",
-                remedy="pass page ids, not token slots; reserved pages are never moved",
-            )
-        if direction is Direction.RESTORE and np.count_nonzero(ordered[1:] == ordered[:-1]):
-            raise BoundsError(
-                "a page is the destination of two restores", code="duplicate", remedy="pass every destination once"
-            )
-
-    def _check_host(self, direction: Direction, host: HostPages) -> None:
-        if host.span is None or host.index is None:
-            places = np.sort(host.base)
-            low, high = int(places[0]), int(places[-1])
-            # Equal places may be read twice; in a backup they overlap like any others.
-            overlap = places[1:] - places[:-1] < np.uint64(self.page_nbytes)
-            if direction is Direction.RESTORE:
-                overlap &= places[1:] != places[:-1]
-            self._check_arena(low, high + self.page_nbytes)
-        else:
-            overlap = self._extents_overlap(direction, host.base, host.span, host.index)
-        if np.count_nonzero(overlap):
-            raise BoundsError(
-                "host places overlap", code="overlap", remedy="give every page of an operation a place of its own"
-            )
-
-    def _extents_overlap(self, direction: Direction, base: U64, span: U64, index: U64) -> npt.NDArray[np.bool_]:
-        low, page = int(base.min()), np.uint64(self.page_nbytes)
-        if int(span.max()) > self._arena[1] // self.page_nbytes or np.count_nonzero(index >= span):
-            self._check_arena(low, 2**64)
-        self._check_arena(low, int(base.max()))  # first alone: only then can the ends not overflow
-        self._check_arena(low, int((base + span * page).max()))
-        # Base plus index is distinct for distinct pages of extents that do not overlap, and lies inside the extent.
-        order = np.argsort(base + index, kind="stable")
-        bases, spans, places = base[order], span[order], (base + index)[order]
-        same = (bases[1:] == bases[:-1]) & (spans[1:] == spans[:-1])
-        overlap: npt.NDArray[np.bool_] = ~same & (bases[1:] < bases[:-1] + spans[:-1] * page)
-        if direction is Direction.BACKUP:
-            overlap |= places[1:] == places[:-1]
-        return overlap
-
-    def _check_arena(self, low: int, end: int) -> None:
-        address, nbytes = self._arena
-        if low < address or end > address + nbytes:
-            raise BoundsError(
-                f"host places from {low:#x} on leave the {nbytes} bytes of host memory",
-                code="host_bounds",
-                remedy="pass addresses inside the arena, and indices below the extent's length",
-            )

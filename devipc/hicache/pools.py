@@ -9,7 +9,8 @@ import threading
 
 import numpy as np
 
-from devipc.errors import BoundsError, StaleError, UsageError
+from devipc.errors import StaleError, UsageError
+from devipc.hicache.bounds import check_pages
 from devipc.hicache.hosttier import HostTier
 from devipc.hicache.keys import KEY_NBYTES
 from devipc.hicache.layout import PoolLayout
@@ -80,16 +81,7 @@ class Pool:
             raise UsageError(
                 f"pages {pages.dtype} of shape {pages.shape}", code="shape", remedy="pass int64 (n,), at least one"
             )
-        ordered = np.sort(pages)
-        low, high = int(ordered[0]), int(ordered[-1])
-        if low < self.layout.first_page or high >= self.layout.page_count:
-            raise BoundsError(
-                f"pages {low} .. {high}, the pool moves {self.layout.first_page} .. {self.layout.page_count - 1}",
-                code="page",
-                remedy="pass page ids, not token slots; reserved pages are never moved",
-            )
-        if distinct and (ordered[1:] == ordered[:-1]).any():
-            raise BoundsError("a page is the destination of two pages", code="duplicate", remedy="pass each page once")
+        check_pages(pages, first_page=self.layout.first_page, page_count=self.layout.page_count, distinct=distinct)
 
     def claim(self, pages: PageIds) -> None:
         """Note that a restore will write these pages.

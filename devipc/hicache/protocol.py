@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from devipc.errors import WireError
 from devipc.hicache.frames import (
+    FEATURE_PASSED,
     MAGIC,
     MAX_FRAME_NBYTES,
     MAX_PAGES,
@@ -52,6 +53,7 @@ from devipc.hicache.operations import ANSWERS, REQUESTS
 from devipc.hicache.results import PageResult
 
 __all__ = [
+    "FEATURE_PASSED",
     "MAGIC",
     "MAX_FRAME_NBYTES",
     "MAX_PAGES",
@@ -227,8 +229,9 @@ def _check_told(frame: TellFrame) -> None:
 
 
 def _check_answer(frame: AnswerFrame) -> None:
-    if frame.event not in ANSWERS:
-        raise WireError(f"an engine does not tell {frame.event.value!r}", code="event")
+    for event in (frame.event, *frame.passed):
+        if event not in ANSWERS:
+            raise WireError(f"an engine does not tell {event.value!r}", code="event")
     if frame.results and max(frame.results) > _LAST_RESULT:
         raise WireError(f"unknown result {max(frame.results)} of a page", code="result")
     if frame.detail is not None:

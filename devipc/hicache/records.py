@@ -93,8 +93,10 @@ class Reservation:
     flushes: int
     nbytes: int
 
-    def outcome(self, pages: Mapping[bytes, int], invalidated: Mapping[bytes, int], *, stale: bool) -> Results:
-        """Return what becomes of each page: those that are there already are not entered again.
+    def outcome(
+        self, pages: Mapping[bytes, int], invalidated: Mapping[bytes, int], *, stale: bool
+    ) -> tuple[Results, Sequence[bytes]]:
+        """Return what becomes of each page, and those that are stored: what is there already is not entered again.
 
         Parameters
         ----------
@@ -104,22 +106,18 @@ class Reservation:
             The namespace was flushed meanwhile.
         """
         names = self.names
-        results = np.full(len(names), PageResult.DROPPED if stale else PageResult.STORED, np.uint8)
-        if stale or not (invalidated or len(set(names)) != len(names) or not pages.keys().isdisjoint(names)):
-            return results
-        met: set[bytes] = set()
+        results = np.empty(len(names), np.uint8)
+        results.fill(PageResult.DROPPED if stale else PageResult.STORED)
+        if stale:
+            return results, ()
+        if not (invalidated or len(set(names)) != len(names) or not pages.keys().isdisjoint(names)):
+            return results, names
+        met: dict[bytes, None] = {}  # in order
         for at, name in enumerate(names):
             if invalidated.get(name, -1) > self.started:
                 results[at] = PageResult.DROPPED
             elif name in pages or name in met:
                 results[at] = PageResult.PRESENT
             else:
-                met.add(name)
-        return results
-
-    def stored(self, results: Results) -> Sequence[bytes]:
-        """Return the pages that are stored, of such results."""
-        kept = results == PageResult.STORED
-        if kept.all():
-            return self.names
-        return [name for name, keep in zip(self.names, kept.tolist(), strict=True) if keep]
+                met[name] = None
+        return results, tuple(met)

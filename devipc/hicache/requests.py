@@ -84,8 +84,11 @@ class CancelWord(Protocol):
 class Answers(Protocol):
     """Where an engine's answers to one client go. Called on the engine's threads, in order for each operation."""
 
-    def answer(self, op: int, event: Event, answer: Answer) -> None:
-        """Deliver what the engine says about operation ``op``. Must not block, nor call back into a lock of its own."""
+    def answer(self, op: int, event: Event, answer: Answer, passed: tuple[Event, ...] = ()) -> None:
+        """Deliver what the engine says about operation ``op``. Must not block, nor call back into a lock of its own.
+
+        ``passed`` has happened just before ``event``, and is told with it: the answer is that of all.
+        """
         ...
 
     def engine_dying(self) -> None:

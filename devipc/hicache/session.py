@@ -43,6 +43,7 @@ __all__ = ["Session"]
 
 MAX_POOLS = 64
 _TRANSFERS = (Kind.BACKUP, Kind.RESTORE)
+_TRANSFER_REQUESTS = (Backup, Restore)  # a union would be made anew for each operation
 _STILL_SERVED = (Kind.UNREGISTER, Kind.INVALIDATE, Kind.FLUSH, Kind.STATUS)
 
 
@@ -114,7 +115,7 @@ class Session:
                     f"operation {request.op} after {self._last_op}", code="duplicate", remedy="count operations up"
                 )
             self._last_op = request.op
-            if not isinstance(request, Backup | Restore):
+            if not isinstance(request, _TRANSFER_REQUESTS):
                 self._submit_short(request)
                 return
             lane = self._submit_transfer(request)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 from collections.abc import Callable, Generator
 from typing import Protocol
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from devipc.deadline import bounded, deadline_after
 from devipc.errors import CompletionTimeout, DevIPCError, UsageError
+from devipc.hicache.callbacks import run_hooks
 from devipc.hicache.operations import ANSWERS, Event, Kind, Side, Status, step, table_of, terminal_of
 from devipc.hicache.results import Answer, Outcome, PageResult, Results, fresh
 from devipc.hicache.waiting import Wait, Waiters, park, wake
@@ -25,7 +25,6 @@ from devipc.interfaces.transfer import Stream
 
 __all__ = ["CancelFlag", "ClientWord", "OperationFence", "Ticket", "WaitFence"]
 
-_log = logging.getLogger("devipc.hicache")
 _TABLES = {kind: (table_of(kind, Side.CLIENT), terminal_of(kind, Side.CLIENT)) for kind in Kind}
 _NO_PAGES: Results = np.empty(0, np.uint8)
 _PAGES_BACK = "the pages of an operation are its own until it has a status; wait again"
@@ -154,7 +153,7 @@ class Ticket:
         self._lock = threading.RLock()
         self._waiters: Waiters = []
         self._told: dict[Event, Answer] = {}
-        self._results: Results = np.full(page_count, PageResult.NOT_DONE, np.uint8) if page_count else _NO_PAGES
+        self._results: Results = np.zeros(page_count, np.uint8) if page_count else _NO_PAGES
         self._error: DevIPCError | None = None
         self._detail: dict[str, object] = {}
         self._hooks: list[Callable[[], None]] = []
@@ -350,31 +349,34 @@ class Ticket:
                 event = self._outbox.pop(0)
             self._tell(self.op, event)
 
-    def take(self, event: Event, answer: Answer) -> None:
+    def take(self, event: Event, answer: Answer, passed: tuple[Event, ...] = ()) -> None:
         """Take what the engine tells. What comes after the status, or after it was seen dying, changes nothing."""
+        told: list[Event] = []
+        hooks: list[Callable[[], None]] | None = None
         with self._lock:
-            if self._state in self._terminal or self._state == "quarantined" or event not in ANSWERS:
+            for one in (*passed, event):
+                if self._state in self._terminal or self._state == "quarantined" or one not in ANSWERS:
+                    break
+                tells, hooks = self._step(one)
+                if tells is not None:
+                    (told if self._outbox is None else self._outbox).append(tells)
+                self._told[one] = answer
+            if hooks is None:
                 return
-            tells, hooks = self._step(event)
-            if tells is not None and self._outbox is not None:
-                self._outbox.append(tells)
-                tells = None
-            self._told[event] = answer
             if answer.results is not None:
                 self._results = answer.results
             self._error = answer.error or self._error
             self._detail = answer.detail or self._detail
             if self._waiters:
                 wake(self._waiters)  # last: whoever looks finds all of it
-        if tells is not None:
-            self._tell(self.op, tells)
+        for one in told:
+            self._tell(self.op, one)
         self._finish(hooks)
 
     def _finish(self, hooks: list[Callable[[], None]]) -> None:
         if self._state in self._terminal:  # at the first step into it, and no step follows
             self._forget(self.op)
-            if hooks:
-                _run(hooks)
+            run_hooks(hooks)
 
     def _step(self, event: Event) -> tuple[Event | None, list[Callable[[], None]]]:
         """Step, with the lock held; return what to tell, and the hooks to call without it."""
@@ -387,14 +389,3 @@ class Ticket:
 
     def __repr__(self) -> str:
         return f"<Ticket {self.op} {self.kind.value} {self._state}>"
-
-
-def _run(hooks: list[Callable[[], None]]) -> None:
-    """Call all of them: one that fails is neither the others' trouble nor that of the thread that brought a status."""
-    for hook in hooks:
-        try:
-            hook()
-        except KeyboardInterrupt:
-            raise
-        except BaseException:
-            _log.exception("a hook of a cache operation failed")

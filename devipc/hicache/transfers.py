@@ -23,7 +23,7 @@ from devipc.hicache.operations import Event, Status
 from devipc.hicache.planner import Direction, page_runs
 from devipc.hicache.pools import Pool
 from devipc.hicache.records import Places, Reservation
-from devipc.hicache.requests import Backup, CompletionFence, ReadyPoint, Restore
+from devipc.hicache.requests import Backup, CompletionFence, PageIds, ReadyPoint, Restore
 from devipc.hicache.results import Answer, PageResult, Results
 from devipc.types import PoisonReason
 
@@ -53,11 +53,11 @@ class _TransferOp(EngineOp, ABC):
     ) -> None:
         super().__init__(request, owner, self._say, on_end)
         self._tell_now = tell
-        self._kept: list[tuple[int, Event, Answer]] | None = None
+        self._kept: list[tuple[Event, Answer]] | None = None
         self.pool = pool
         self.pages = request.pages
         self.names = pool.names(request.keys)
-        self.results: Results = np.full(len(request.pages), PageResult.NOT_DONE, np.uint8)
+        self.results: Results = np.zeros(len(request.pages), np.uint8)  # not done
         self.error: DevIPCError | None = None
         self.fence: CompletionFence = request.fence
         self._ready: ReadyPoint = request.ready
@@ -79,16 +79,19 @@ class _TransferOp(EngineOp, ABC):
         """Return what the client learns now."""
         return Answer(self.results.copy(), self.error)
 
-    def _say(self, op: int, event: Event, answer: Answer) -> None:
+    def _say(self, op: int, event: Event, answer: Answer, _passed: tuple[Event, ...] = (), /) -> None:
         if self._kept is None:
             self._tell_now(op, event, answer)
-        else:
-            self._kept.append((op, event, answer))
+            return
+        self._kept.append((event, answer))
+        if self.ended:
+            self._tell_kept()
 
     def _tell_kept(self) -> None:
         kept, self._kept = self._kept, None
-        for one in kept or ():
-            self._tell_now(*one)
+        if kept:
+            event, answer = kept[-1]
+            self._tell_now(self.op, event, answer, tuple(before for before, _ in kept[:-1]))
 
     def refuse(self, error: DevIPCError) -> None:
         """End before anything began."""
@@ -153,16 +156,16 @@ class _TransferOp(EngineOp, ABC):
         if self._lane.blocks(self.owner):
             return
         moving = self.moving()
-        nbytes = int(np.count_nonzero(moving)) * self.pool.page_nbytes
+        pages = self.pages if moving is None else self.pages[moving]
+        nbytes = len(pages) * self.pool.page_nbytes
         if not self._lane.takes(self.owner, nbytes):
             return
-        places = self.places(moving)
+        places = self.places(moving, pages)
         if places is None:
             self._lane.block(self.owner)
             return
         self.step(Event.FENCE_READY)
         self._nbytes = nbytes
-        pages = self.pages if moving.all() else self.pages[moving]
         self._job = self._lane.copies.start(self.pool, self.direction, pages, places, self.fence)
         self._lane.took_off(self.owner, nbytes)
 
@@ -212,12 +215,12 @@ class _TransferOp(EngineOp, ABC):
     # --- what differs ---
 
     @abstractmethod
-    def moving(self) -> npt.NDArray[np.bool_]:
-        """Return which pages are to be copied, ``(n,)``."""
+    def moving(self) -> npt.NDArray[np.bool_] | None:
+        """Return which pages are to be copied, ``(n,)``; None for all of them."""
 
     @abstractmethod
-    def places(self, moving: npt.NDArray[np.bool_]) -> Places | None:
-        """Return where the host pages are; None while there is no room."""
+    def places(self, moving: npt.NDArray[np.bool_] | None, pages: PageIds) -> Places | None:
+        """Return where the host pages of those ``pages`` are; None while there is no room."""
 
     def copied(self) -> None:
         """Enter the results of copies that are done."""
@@ -265,23 +268,26 @@ class BackupOp(_TransferOp):
             self._fitting = capacity
         self.step(Event.ADMIT)
 
-    def moving(self) -> npt.NDArray[np.bool_]:
+    def moving(self) -> npt.NDArray[np.bool_] | None:
         """All pages but those that are there, or do not fit."""
         present = self._tier.present(self.names)
+        self.results[: self._fitting] = PageResult.NOT_DONE
+        if not np.count_nonzero(present) and self._fitting == len(present):
+            return None
+        self.results[: self._fitting][present[: self._fitting]] = PageResult.PRESENT
         moving = ~present
         moving[self._fitting :] = False
-        self.results[: self._fitting] = np.where(present[: self._fitting], PageResult.PRESENT, PageResult.NOT_DONE)
         return moving
 
-    def places(self, moving: npt.NDArray[np.bool_]) -> Places | None:
+    def places(self, moving: npt.NDArray[np.bool_] | None, pages: PageIds) -> Places | None:
         """Reserve; the deadline limits how long that may be tried."""
         try:
             self._reservation = self._tier.reserve(
                 self.holder,
-                self.names if moving.all() else list(compress(self.names, moving.tolist())),
+                self.names if moving is None else list(compress(self.names, moving.tolist())),
                 namespace=self.pool.namespace,
                 block_nbytes=self.pool.block_nbytes,
-                runs=page_runs(self.pages[moving])[1],
+                runs=page_runs(pages)[1],
             )
         except ResourceExhausted as error:
             self.error = error  # what a deadline will name as the cause
@@ -294,14 +300,12 @@ class BackupOp(_TransferOp):
         if self.state != "copied":
             return
         if self._cancel.is_set():
-            self._tell_kept()
             self.step(Event.WORD_SET)
             return
         self.step(Event.WORD_CLEAR)
         reservation, self._reservation = self._reservation, None
         assert reservation is not None
         self.results[self.results == PageResult.NOT_DONE] = self._tier.commit(reservation)
-        self._tell_kept()
         self.step(Event.PUBLISH)
         self.step(Event.FINISH)
 
@@ -332,7 +336,8 @@ class RestoreOp(_TransferOp):
     def admit(self) -> None:
         """Hold the host pages, before the first byte moves, and say which are there. On the caller's thread."""
         hit, self._found = self._tier.hold(self.holder, self.names, partial=self._partial)
-        self.results[:] = np.where(hit, PageResult.HIT, PageResult.MISSING)
+        self.results[:] = PageResult.MISSING
+        self.results[hit] = PageResult.HIT
         missing = len(hit) - int(np.count_nonzero(hit))
         if missing and (not self._partial or missing == len(hit)):
             raise DevIPCError(
@@ -344,11 +349,12 @@ class RestoreOp(_TransferOp):
         self._claimed = True
         self.step(Event.ADMIT)
 
-    def moving(self) -> npt.NDArray[np.bool_]:
+    def moving(self) -> npt.NDArray[np.bool_] | None:
         """The pages that are there."""
-        return np.asarray(self.results == PageResult.HIT)
+        hit = self.results == PageResult.HIT
+        return None if np.count_nonzero(hit) == len(hit) else hit
 
-    def places(self, moving: npt.NDArray[np.bool_]) -> Places | None:
+    def places(self, moving: npt.NDArray[np.bool_] | None, pages: PageIds) -> Places | None:
         """Where they were found; they are held since."""
         return self._found
 

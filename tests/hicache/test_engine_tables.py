@@ -32,8 +32,8 @@ class Heard(Answers):
     def __init__(self) -> None:
         self.events: dict[int, list[tuple[Event, Answer]]] = {}
 
-    def answer(self, op: int, event: Event, answer: Answer) -> None:
-        self.events.setdefault(op, []).append((event, answer))
+    def answer(self, op: int, event: Event, answer: Answer, passed: tuple[Event, ...] = ()) -> None:
+        self.events.setdefault(op, []).extend((one, answer) for one in (*passed, event))
 
     def engine_dying(self) -> None:
         pass

@@ -49,9 +49,9 @@ class Record(Answers):
         self.engine_ends: Counter[int] = Counter()
         self.client_ends: Counter[int] = Counter()
 
-    def answer(self, op: int, event: Event, answer: Answer) -> None:
-        self.told.setdefault(op, []).append(event)
-        self._inner.answer(op, event, answer)
+    def answer(self, op: int, event: Event, answer: Answer, passed: tuple[Event, ...] = ()) -> None:
+        self.told.setdefault(op, []).extend((*passed, event))
+        self._inner.answer(op, event, answer, passed)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)

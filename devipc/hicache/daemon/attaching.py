@@ -27,7 +27,7 @@ from devipc.hicache import protocol as p
 from devipc.hicache.daemon.client import AttachedClient, Host, OperationNumbers
 from devipc.hicache.daemon.keeper import Life
 from devipc.hicache.daemon.options import DaemonConfig
-from devipc.hicache.greeting import answer_hello
+from devipc.hicache.greeting import FEATURES, answer_hello
 from devipc.hicache.index import IndexWriter
 from devipc.hicache.remotecopies import RemoteClient
 from devipc.hicache.requests import CancelWord, CompletionFence, ReadyPoint
@@ -177,7 +177,13 @@ class Clients:
             taken = take_offer(Way(theirs.way), offer)
             welcome = self._welcome(theirs, life, remote)
             client = AttachedClient(
-                theirs.client, link, taken.transport, _Numbers(remote), host=self._host, way=theirs.way
+                theirs.client,
+                link,
+                taken.transport,
+                _Numbers(remote),
+                host=self._host,
+                way=theirs.way,
+                joins=bool(theirs.features & p.FEATURE_PASSED),
             )
             session = life.engine.attach(theirs.client, client)
         except BaseException:
@@ -203,7 +209,7 @@ class Clients:
     def _welcome(self, theirs: p.HelloFrame, life: Life, remote: RemoteClient) -> bytes:
         welcome = answer_hello(
             theirs,
-            features=0,
+            features=FEATURES,
             epoch=self._index.epoch,
             layer_groups=tuple(self._config.layer_groups),
             engine_path=remote.path,

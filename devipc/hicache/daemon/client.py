@@ -32,6 +32,7 @@ __all__ = ["AttachedClient", "Host", "OperationNumbers"]
 
 _LOOK_S = 0.1
 _FLUSH_S = 0.05
+_TRANSFERS = (p.BackupFrame, p.RestoreFrame)  # a union would be made anew for each operation
 _LETTING_GO_S = 5.0
 _KEPT_WHILE_DRAINING = (p.UnregisterFrame, p.InvalidateFrame, p.FlushFrame, p.StatusFrame)
 _log = logging.getLogger("devipc.hicache")
@@ -89,10 +90,20 @@ class AttachedClient(Answers):
         Its supervisor.
     way : str
         How its frames travel.
+    joins : bool
+        It takes several events in one answer.
     """
 
     def __init__(
-        self, client: bytes, link: Link, transport: Transport, numbers: OperationNumbers, *, host: Host, way: str
+        self,
+        client: bytes,
+        link: Link,
+        transport: Transport,
+        numbers: OperationNumbers,
+        *,
+        host: Host,
+        way: str,
+        joins: bool,
     ) -> None:
         self.client = client
         self.link = link
@@ -103,7 +114,7 @@ class AttachedClient(Answers):
         self._transport = transport
         self._numbers = numbers
         self._host = host
-        self._outbox = Outbox(transport)
+        self._outbox = Outbox(transport, joins=joins)
         self._why: DevIPCError | None = None
         self._leaving = threading.Event()
         self._left_at = 0.0
@@ -157,9 +168,9 @@ class AttachedClient(Answers):
 
     # --- Answers -----------------------------------------------------------------------------------------------------
 
-    def answer(self, op: int, event: Event, answer: Answer) -> None:
+    def answer(self, op: int, event: Event, answer: Answer, passed: tuple[Event, ...] = ()) -> None:
         """See :class:`~devipc.hicache.requests.Answers`."""
-        self._outbox.answer(op, event, answer)
+        self._outbox.answer(op, event, answer, passed)
 
     def engine_dying(self) -> None:
         """See :class:`~devipc.hicache.requests.Answers`."""
@@ -275,7 +286,7 @@ class AttachedClient(Answers):
         if isinstance(frame, p.StatusFrame):
             self._outbox.answer(frame.op, Event.COMPLETED, Answer(detail=self._host.status()))
             return
-        if isinstance(frame, p.BackupFrame | p.RestoreFrame):
+        if isinstance(frame, _TRANSFERS):
             self.session.announce(backup=isinstance(frame, p.BackupFrame))
         try:
             self._numbers.op = frame.op
@@ -290,7 +301,7 @@ class AttachedClient(Answers):
     def _refuse(self, frame: p.RequestFrame, error: DevIPCError) -> None:
         """Answer without the engine's knowing of it."""
         results = None
-        if isinstance(frame, p.BackupFrame | p.RestoreFrame):
+        if isinstance(frame, _TRANSFERS):
             self._numbers.op = frame.op
             self._numbers.fence(frame.slot).poison(PoisonReason.CANCELLED)
             results = np.full(len(frame.pages) // 8, PageResult.NOT_DONE, np.uint8)

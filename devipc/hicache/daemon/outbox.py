@@ -30,6 +30,8 @@ class Outbox:
     ----------
     transport : Transport
         Stays the caller's.
+    joins : bool
+        The client takes several events in one answer.
 
     Attributes
     ----------
@@ -37,8 +39,9 @@ class Outbox:
         Answers that the client has not made room for. To look at, not to change.
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, *, joins: bool) -> None:
         self._transport = transport
+        self._joins = joins
         self._lock = threading.Lock()
         self.waiting: deque[bytes] = deque()
         self._over = False
@@ -49,17 +52,23 @@ class Outbox:
         """Answers given, by event."""
         return Counter({event.value: count for event, count in self._answered.copy().items()})
 
-    def answer(self, op: int, event: Event, answer: Answer) -> None:
+    def answer(self, op: int, event: Event, answer: Answer, passed: tuple[Event, ...] = ()) -> None:
         """Send an answer, or keep it. Never blocks, and raises nothing: whoever answers has others to look after."""
-        self._send(_encoded(op, event, answer), event)
+        if self._joins:
+            self._send(_encoded(op, event, answer, passed), event, passed)
+            return
+        for one in (*passed, event):
+            self._send(_encoded(op, one, answer), one)
 
     def completed(self, op: int) -> None:
         """Answer that an operation without any result is completed; as :meth:`answer`."""
         self._send(p.pack(p.AnswerFrame(op=op, event=Event.COMPLETED)), Event.COMPLETED)
 
-    def _send(self, frame: bytes, event: Event) -> None:
+    def _send(self, frame: bytes, event: Event, passed: tuple[Event, ...] = ()) -> None:
         with self._lock:
             self._answered[event] += 1
+            for one in passed:
+                self._answered[one] += 1
             if self._over:
                 return
             if not self.waiting and len(frame) <= MAX_BODY_NBYTES:
@@ -98,11 +107,11 @@ class Outbox:
             self.waiting.clear()
 
 
-def _encoded(op: int, event: Event, answer: Answer) -> bytes:
+def _encoded(op: int, event: Event, answer: Answer, passed: tuple[Event, ...] = ()) -> bytes:
     try:
-        frame = frame_of_answer(op, event, answer)
+        frame = frame_of_answer(op, event, answer, passed)
         # What is only a list of results, no longer than the request's, is within every limit.
         return p.pack(frame) if answer.error is None and answer.detail is None else p.encode(frame)
     except DevIPCError as error:  # what cannot travel must not keep the status back
         _log.error("the answer %s of operation %d does not travel: %s", event.value, op, error)
-        return p.encode(frame_of_answer(op, event, Answer(answer.results, error)))
+        return p.encode(frame_of_answer(op, event, Answer(answer.results, error), passed))

@@ -164,15 +164,20 @@ class JobLane:
             unfenced = StaleError("the client's session has no fences", remedy="attach again")
             self._report(j.Done(move.job, encode_error(unfenced)))
             return
-        count = len(pool.planner.groups) if self.direction is Direction.RESTORE else 1
-        fence = JobFence(timeline, count, client.slots, move.slot, move.op)
+        nbytes = len(pages) * pool.planner.page_nbytes
+        duration_s = nbytes * self._byte_s
+        soon = not self._flying and duration_s < _AHEAD_S
+        if soon:
+            self._announce()
+        restore = self.direction is Direction.RESTORE
+        count = len(pool.planner.groups) if restore else 1
+        fence = JobFence(timeline, count, client.slots, move.slot, move.op, later=not restore)
         job = self._copies.move(pool.planner, self.direction, pages, places, fence)
         self._pulse.count(self.direction.value, self._copies.mover.counts)
         fence.finish(self._copies.stream)
         self._owed.add(timeline)
-        nbytes = len(pages) * pool.planner.page_nbytes
         began = max(time.monotonic(), self._flying[-1].due if self._flying else 0.0)
-        self._flying.append(_Flying(move.job, job, client, pool, nbytes, began + nbytes * self._byte_s))
+        self._flying.append(_Flying(move.job, job, client, pool, nbytes, began + duration_s, announced=soon))
 
     def _look(self) -> bool:
         """Report what is over; True when anything was."""

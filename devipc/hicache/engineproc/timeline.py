@@ -55,6 +55,11 @@ class Timeline:
             _log.debug("value %d is not signalled: %s", n, error)
             self.forget()
 
+    def owe(self, n: int) -> None:
+        """Leave the signal of ``n`` to the next :meth:`catch_up`, which follows at once."""
+        if not self._dead:
+            self._owed = n
+
     def catch_up(self, stream: Stream) -> bool:
         """Signal what is owed, if there is room now; return True when nothing is."""
         if self._owed:
@@ -79,10 +84,16 @@ class JobFence:
         Where the client learns of the first value.
     op : int
         The operation that the slot must be of.
+    later : bool
+        Signals are left to the timeline's next :meth:`Timeline.catch_up`: whoever waits for the end of the copies hears
+        of that sooner.
     """
 
-    def __init__(self, timeline: Timeline, count: int, slots: Slots, slot: int, op: int) -> None:
+    def __init__(
+        self, timeline: Timeline, count: int, slots: Slots, slot: int, op: int, *, later: bool = False
+    ) -> None:
         self._timeline = timeline
+        self._later = later
         self._base = timeline.reserve(count)
         self._last = self._base + count - 1
         self._signalled = 0
@@ -92,16 +103,22 @@ class JobFence:
         """See :class:`~devipc.hicache.requests.SignalledFence`."""
         first = not self._signalled  # it may stand for several layer groups
         self._signalled = self._base + n - 1
-        self._timeline.signal(stream, self._signalled)
+        self._send(stream, self._signalled)
         if first:
             self._tell()
 
     def finish(self, stream: Stream) -> None:
         """Signal what a job that broke off has not: nobody waits for ever, and the slot's end says what is wrong."""
         if self._signalled < self._last:
-            self._timeline.signal(stream, self._last)
+            self._send(stream, self._last)
             if not self._signalled:
                 self._tell()
+
+    def _send(self, stream: Stream, n: int) -> None:
+        if self._later:
+            self._timeline.owe(n)
+        else:
+            self._timeline.signal(stream, n)
 
     def _tell(self) -> None:
         with contextlib.suppress(ClosedError):
