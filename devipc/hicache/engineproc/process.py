@@ -18,6 +18,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import NoReturn
 
+from devipc.absence import need_memory
 from devipc.channel import Channel, Message
 from devipc.channel.hello import encode_error
 from devipc.channel.link import Link, PeerState, Reply
@@ -193,6 +194,7 @@ class _Parts:
         ]
         backups, restores, orders = consumers
         self.device = backend.open_device(start.device or None)
+        need_memory(self.device)  # or no client's pool could be mapped: said now, and not to each of them
         self.carrier = LocalCarrier(
             self.device,
             self.arena,

@@ -1,7 +1,8 @@
 """An engine process whose driver opens or unmaps clients' memory only while a file does not forbid it.
 
 Run as ``engine_module``; ``DEVIPC_TEST_ENGINE_HOLD`` names the folder: while it has a file ``open`` or ``close``, calls
-of that name do not return; while it has a file ``refuse``, nothing is unmapped, and the driver says so.
+of that name do not return; while it has a file ``refuse``, nothing is unmapped, and the driver says so. With a file
+``none`` from the start, the device shares no memory.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class HeldDevice:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self.memory = HeldMemory(device.memory, Path(os.environ[FOLDER]))
+        folder = Path(os.environ[FOLDER])
+        self.memory = None if (folder / "none").exists() else HeldMemory(device.memory, folder)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._device, name)

@@ -9,6 +9,7 @@ import signal
 import socket
 import stat
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from devipc.channel.link import Link
 from devipc.errors import DevIPCError
 from devipc.hicache import protocol as p
 from devipc.hicache.operations import Event
+from tests.hicache.daemon import engine_that_holds_memory
 from tests.hicache.daemon.daemons import SCRIPT, TIMEOUT_S, Daemon, RawClient, alive, daemon, run, until
 from tests.simulator import build, control
 
@@ -169,6 +171,20 @@ def test_a_daemon_without_its_device_does_not_start(tmp_path: Path) -> None:
         assert refused.stdout == ""
         assert "Traceback" not in refused.stderr
     assert os.listdir(folder) == []
+
+
+def test_a_device_that_shares_no_memory_is_refused_before_there_is_a_client(tmp_path: Path) -> None:
+    (tmp_path / "none").touch()
+    environment = {engine_that_holds_memory.FOLDER: str(tmp_path)}
+    with tempfile.TemporaryDirectory() as folder:
+        options: dict[str, object] = {"engine_module": engine_that_holds_memory.MODULE}
+        one = Daemon(folder, options=options, environment=environment, wait=False)
+        try:
+            assert one.wait() == 3
+            assert "CapabilityError: " in one.said()
+            assert "this device has no memory interface; remedy: use a backend or device that shares" in one.said()
+        finally:
+            one.close()
 
 
 @pytest.mark.long
