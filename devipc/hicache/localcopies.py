@@ -124,6 +124,10 @@ class LocalCopies:
             _log.debug("copies were not marked yet: %s", error)
         return job
 
+    def check(self) -> None:
+        """Raise DeviceLostError when the driver says that the device is lost. Submits nothing, waits for nothing."""
+        self.transfer.is_capturing(self.stream)
+
     def close(self) -> None:
         """See :class:`~devipc.hicache.copies.Copies`."""
         self.markers.close()

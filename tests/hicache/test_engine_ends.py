@@ -126,6 +126,18 @@ def test_a_lost_device_ends_it(backend: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.chaos
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_device_that_is_lost_while_nobody_copies_ends_it(backend: str) -> None:
+    """Nobody could attach to it any more, so that nobody would ever begin a copy that finds out."""
+    with engine_world(backend) as it:
+        it.start()
+        faults = it.faults()
+        faults.lose()
+        faults.close()
+        ended(it)
+        assert "lost" in it.ends[0].message
+
+
 def test_nonsense_among_the_orders_ends_it_with_a_reason() -> None:
     for ring in (Direction.BACKUP, None):
         with engine_world("host") as it:

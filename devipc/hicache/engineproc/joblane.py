@@ -122,11 +122,14 @@ class JobLane:
             except DevIPCError as error:
                 self._lose(error)
                 return
-            if order or self._flying or self._owed:
+            idle = not (order or self._flying or self._owed)
+            if not (idle and self._stopping):
                 self._pulse.busy(self.direction.value)
                 try:
                     if order:
                         self._begin(order)
+                    elif idle:  # who begins nothing on a device that is lost would never learn of it
+                        self._copies.check()
                     if self._look() or order:
                         quiet_since = time.monotonic()
                 except BaseException as error:  # a stream of which nothing is known, or a defect: the process ends

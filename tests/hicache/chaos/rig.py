@@ -218,9 +218,6 @@ class Rig:
             os.unlink(self.daemon.log)
             self._serve()
         else:
-            if fault == "device lost" and "engine" not in victim:
-                self.workers[1 - which].touch(name=self.name)  # who copies nothing does not learn of it
-                self.name += 1
             self._engine_comes_back("engine" in victim or fault == "device lost")
         returned = time.monotonic()
         with contextlib.suppress(FileNotFoundError):

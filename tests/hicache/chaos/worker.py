@@ -7,7 +7,6 @@ said when the process was killed, stays.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import mmap
 import os
@@ -189,12 +188,6 @@ class Worker(Scheduler):
         if current is not None:
             inner = current._link if which == "supervisor" else current.session.peer._link
             inner._channel._sock.shutdown(socket.SHUT_RDWR)
-
-    def touch(self, name: int) -> None:
-        """Have the engine use its device, whatever comes of it."""
-        with contextlib.suppress(PeerGone):
-            ticket = self.client.backup(self.handles[0], [SOURCES[0]], self._keys(0, 1, name), ready=UNFENCED)
-            ticket.wait(TIMEOUT_S)
 
     def bump(self, pool: int) -> None:
         """Register a pool anew while its operations are under way: the older registration is refused from then on."""
