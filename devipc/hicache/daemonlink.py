@@ -351,7 +351,7 @@ class DaemonLink:
             new.leave(_TIDY_S)
         except DevIPCError as error:
             new.end(error)
-            if new in self._leaving:
+            if new in self._leaving and not new.gone:  # perhaps before it was in there, and told to nobody
                 return
         self._on_gone(new)
         self._spent.append(new)

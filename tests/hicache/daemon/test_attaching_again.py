@@ -289,6 +289,27 @@ def test_a_restore_whose_attachment_ends_has_a_status_whatever_comes_first(scene
 
 
 @pytest.mark.long
+def test_an_engine_that_is_gone_before_its_attachment_is_used_is_not_waited_for(scene: Scene) -> None:
+    link = cast(Any, scene.client._link)
+    register_all = link._register_all
+
+    def too_late(new: Any) -> Any:
+        link._register_all = register_all
+        os.kill(new.session.peer.pid, signal.SIGKILL)
+        until(lambda: new.gone and new.over is not None)
+        time.sleep(0.3)  # and all of it was told
+        return register_all(new)
+
+    link._register_all = too_late
+    os.kill(scene.engine_pid, signal.SIGKILL)
+    until(lambda: link._register_all is register_all)
+    scene.wait_attached()
+    scene.check_serves(60)
+    assert scene.client.status()["dying_engines"] == 0
+    scene.client.unregister(scene.handle)
+
+
+@pytest.mark.long
 def test_what_is_told_while_another_thread_submits_is_heard(scene: Scene) -> None:
     lease = scene.client.lookup(scene.handle, scene.keys)
     assert lease.reached(Event.LEASED, TIMEOUT_S)
