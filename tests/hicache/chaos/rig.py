@@ -29,6 +29,7 @@ from tests.hicache.enough import Enough
 
 SLOW_S = 0.02
 ROUND_S = 60.0
+START_S = 45.0  # a process that starts beside many others takes its time, which is no hang
 PIN_NBYTES = 2**20
 WARM = 12
 SLACK = 2  # what completion needs depends on how it was decided, which differs between two lives
@@ -237,7 +238,7 @@ class Rig:
             same = found["engine"]["starts"] == self.starts
             return found if found["state"] == "running" and not (ended and same) else None
 
-        status = until(serves)["engine"]
+        status = until(serves, START_S)["engine"]
         if status["starts"] != self.starts:
             assert not alive(self.engine_pid)
             self._engine_is_gone()
