@@ -6,6 +6,7 @@ Owns that order only; it knows neither lanes nor what an operation waits for.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol, TypeVar
@@ -35,12 +36,14 @@ def in_turn(works: Iterable[W], flying: Mapping[bytes, int]) -> Iterator[W]:
     queues: dict[bytes, deque[W]] = {}
     for work in works:
         queues.setdefault(work.owner, deque()).append(work)
-    turns = [(flying.get(owner, 0), place, owner) for place, owner in enumerate(queues)]
+    places = itertools.count()
+    turns = [(flying.get(owner, 0), next(places), owner) for owner in queues]
     heapq.heapify(turns)
     while turns:
-        _, place, owner = turns[0]
+        owner = turns[0][2]
         yield queues[owner].popleft()
         if queues[owner]:
-            heapq.heapreplace(turns, (flying.get(owner, 0), place, owner))
+            # Behind those that have as much: what was begun may be over already, and count for nothing.
+            heapq.heapreplace(turns, (flying.get(owner, 0), next(places), owner))
         else:
             heapq.heappop(turns)
