@@ -268,7 +268,7 @@ class Attachment(Numbers):
             self._tell_rest()
 
     def _tell_rest(self) -> None:
-        while self._untold and self._telling.acquire(blocking=False):  # whoever has it looks again
+        while self._untold and self._over is None and self._telling.acquire(blocking=False):  # whoever has it looks
             try:
                 self._transport.push(self._untold[0], timeout_s=_TURN_S)
                 self._untold.popleft()

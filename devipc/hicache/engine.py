@@ -26,6 +26,7 @@ from devipc.hicache.session import Session
 
 __all__ = ["Engine", "EngineConfig"]
 
+_MOST_KEPT = 90  # in percent: the rest is for whoever needs most
 _GRACE_S = 0.1  # to end a thread that has nothing to do
 _MAY_BE_ZERO = ("kept_percent", "index_entries", "backup_nbytes_per_s", "restore_nbytes_per_s")
 _log = logging.getLogger("devipc.hicache")
@@ -90,6 +91,8 @@ class EngineConfig:
             least = 0 if name in _MAY_BE_ZERO else 1
             if not hasattr(value, "__index__") or value < least:
                 raise UsageError(f"{name} of {value!r}", code="config", remedy=f"pass an integer, at least {least}")
+        if self.kept_percent > _MOST_KEPT:
+            raise UsageError(f"kept_percent of {self.kept_percent}", code="config", remedy=f"pass 0 .. {_MOST_KEPT}")
 
 
 class Engine:
@@ -166,7 +169,7 @@ class Engine:
         with self._lock:
             self._refuse_when_closing()
             self._sessions.append(session)
-        self.tier.shares.join(owner)
+            self.tier.shares.join(owner)  # before anybody detaches it: the tier's account outlives this engine
         return session
 
     def detach(self, session: Session) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from devipc.completion import ProducerFence
 from devipc.deadline import no_thread
-from devipc.errors import DevIPCError, ResourceExhausted, UsageError
+from devipc.errors import ClosedError, DevIPCError, UsageError
 from devipc.hicache.handles import ready_failure
 from devipc.hicache.mover import MarkerPool
 from devipc.hicache.requests import ReadyPoint
@@ -113,6 +113,8 @@ class StreamPoints:
         ------
         UsageError
             With code ``capturing`` on a capturing stream.
+        DevIPCError
+            What the stream, or the device, fails with.
         """
         with self._lock:
             last = self._by_stream.get(stream.handle)
@@ -124,14 +126,14 @@ class StreamPoints:
             point = StreamPoint(self, stream, last.number, last.n + 1, last.fence)
             try:
                 last.fence.signal(stream, point.n, timeout_s=0.0)
-            except UsageError as error:
-                if not last.n:
+            except DevIPCError as error:
+                if not last.n:  # nobody knows it
                     last.fence.close(0.0)
-                raise UsageError(error.message, code="capturing", remedy=error.remedy) from error
-            except ResourceExhausted as error:
-                if error.code != "fence_ring":
-                    raise
-                return self._without(stream)
+                if error.code == "fence_ring":
+                    return self._without(stream)
+                if isinstance(error, UsageError) and not isinstance(error, ClosedError):
+                    raise UsageError(error.message, code="capturing", remedy=error.remedy) from error
+                raise
             self._by_stream[stream.handle] = point
             self._by_stream.move_to_end(stream.handle)
             return point

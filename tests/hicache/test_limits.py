@@ -37,6 +37,8 @@ def device() -> Iterator[Device]:
         {"extent_pages": 0},
         {"extent_pages": 1.5},
         {"bounce_nbytes": 0},
+        {"kept_percent": 91},
+        {"kept_percent": -1},
         {"max_ops": 0},
         {"max_flying": -1},
         {"max_flying_nbytes": 0},

@@ -310,7 +310,7 @@ def load_config(
             origins[name] = origin
     config = DaemonConfig(values, origins)
     config.engine()
-    for name, low, high in (("max_clients", 1, 4096), ("metrics_port", 0, 65535), ("kept_percent", 0, 90)):
+    for name, low, high in (("max_clients", 1, 4096), ("metrics_port", 0, 65535)):
         _bounds(name, values[name], low, high)
     return config
 

@@ -62,6 +62,7 @@ def test_a_flag_counts_more_than_the_environment_and_that_more_than_the_file(tmp
         ('write_policy = "never"', {}, "pass one of write_through"),
         ("metrics_port = 70000", {}, "0 .. 65535"),
         ("max_clients = 0", {}, "pass 1 .."),
+        ("kept_percent = 91", {}, "0 .. 90"),
         ("socket = 3", {}, "pass text"),
         ("max_ops =", {}, "is no TOML"),
     ],

@@ -1,0 +1,48 @@
+"""Points behind the work of a stream, as a client of a daemon makes them: what fails leaves no fence behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from devipc.completion import ProducerFence, create_fence
+from devipc.errors import ClosedError, UsageError
+from devipc.hicache.readypoints import Forwarder, StreamPoint, StreamPoints
+from devipc.interfaces.transfer import Stream
+from devipc.registry import load_backend
+from devipc.types import Strategy
+
+
+def test_a_stream_that_fails_has_its_own_error_and_leaves_no_fence() -> None:
+    device = load_backend("host").open_device()
+    transfer, forwarder = device.transfer, Forwarder()
+    assert transfer is not None
+    made: list[ProducerFence] = []
+
+    def create(name: str) -> ProducerFence:
+        made.append(create_fence(device, Strategy.HOST_FLAG))
+        return made[-1]
+
+    points = StreamPoints(create, lambda stream: forwarder.point(transfer, stream))
+    gone: Stream = transfer.create_stream()
+    transfer.destroy_stream(gone)
+    with pytest.raises(ClosedError) as closed:
+        points.mark(gone)
+    assert closed.value.code == "closed"
+    stream = transfer.create_stream()
+    stream.begin_capture()  # type: ignore[attr-defined]
+    with pytest.raises(UsageError) as capturing:
+        points.mark(stream)
+    assert capturing.value.code == "capturing"
+    stream.end_capture()  # type: ignore[attr-defined]
+    for fence in made:
+        with pytest.raises(ClosedError):
+            fence.query(1)
+    point = points.mark(stream)
+    assert isinstance(point, StreamPoint)
+    assert point.n == 1
+    transfer.synchronize_stream(stream)
+    assert point.reached()
+    made[-1].close(1.0)
+    forwarder.close()
+    transfer.destroy_stream(stream)
+    device.close()
