@@ -285,7 +285,7 @@ def run(examples: int, *, steps: int = STEPS, deployment: str = INPROC, start: i
                 suppress_health_check=list(HealthCheck),
             ),
         )
-    del machine.world  # the class stays
+    machine.world = None  # the class stays
     device.close()
 
 
