@@ -5,13 +5,14 @@ Owns the uses of pages that are being copied: an extent may be released meanwhil
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
-from devipc.errors import CompletionTimeout
+from devipc.errors import CompletionTimeout, DevIPCError
 from devipc.hicache.api import HiCacheClient, PoolHandle
 from devipc.hicache.keys import KEY_NBYTES
 from devipc.hicache.operations import Event
@@ -22,6 +23,7 @@ from devipc.hicache.ticket import Ticket
 
 __all__ = ["Backups", "keys_of"]
 
+_log = logging.getLogger(__name__)
 _TIMEOUT_S = 30.0
 
 
@@ -83,9 +85,14 @@ class Backups:
                 self._table.drop(pages)
                 continue
             physical = self._table.physical(pages)
-            ticket = self._client.backup(
-                self._pool, physical, keys_of(keys), ready=self._ready(), partial=True, timeout_s=_TIMEOUT_S
-            )
+            try:
+                ticket = self._client.backup(
+                    self._pool, physical, keys_of(keys), ready=self._ready(), partial=True, timeout_s=_TIMEOUT_S
+                )
+            except DevIPCError as error:
+                _log.warning("the cache below refused a backup of %d pages: %s", len(pages), error)
+                self._table.drop(pages)
+                continue
             self._running.append((ticket, pages))
             started += len(pages) * self._page_nbytes
 

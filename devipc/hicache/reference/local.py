@@ -8,6 +8,7 @@ restore which then fails is discarded whole, with the one announced behind it: n
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import threading
 import time
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from devipc.errors import DevIPCError, StaleError, UsageError
+from devipc.errors import ClosedError, DevIPCError, StaleError, UsageError
 from devipc.hicache.api import UNFENCED, HiCacheClient, PoolHandle
 from devipc.hicache.keys import KEY_NBYTES, Namespace
 from devipc.hicache.operations import Status
@@ -45,14 +46,16 @@ from devipc.interfaces.transfer import Stream
 
 __all__ = ["LocalGPURuntime"]
 
+_log = logging.getLogger(__name__)
 _RESTORE_TIMEOUT_S = 10.0
 
 
 @dataclass(slots=True)
 class _Restoring:
     handle: RequestRuntimeHandle
-    ticket: Ticket
     pages: list[int]
+    ticket: Ticket | None = None
+    refused: str = ""  # why there is no ticket
 
 
 @dataclass(slots=True)
@@ -162,8 +165,6 @@ class LocalGPURuntime:
         return PreparedBatchHandle(self.runtime_id, plan.number)
 
     def _restore(self, order: RestorePages) -> _Restoring:
-        assert self._client is not None
-        assert self._handle is not None
         slot = self._slots[order.handle]
         count = len(order.keys) // KEY_NBYTES
         if len(slot.pages) != order.first_page:
@@ -172,20 +173,29 @@ class LocalGPURuntime:
         slot.pages.extend(pages)
         slot.length += count * self._config.page_tokens
         physical = self._table.physical(pages)
+        restoring = _Restoring(order.handle, pages)
+        try:
+            restoring.ticket = self._start_restore(order, physical)
+        except DevIPCError as error:
+            restoring.refused = str(error)
+        return restoring
+
+    def _start_restore(self, order: RestorePages, physical: list[int]) -> Ticket:
+        assert self._client is not None
+        assert self._handle is not None
         # Free pages were free before the batch that computes now was begun: a restore need not wait for that one.
         ready = self._free_since
         if self._config.poison:
             with self._computing():
                 self.pool.fill(physical, float("nan"))
             ready = None
-        ticket = self._client.restore(
+        return self._client.restore(
             self._handle,
             keys_of(order.keys),
             physical,
             ready=self._ready() if ready is None else ready,
             timeout_s=_RESTORE_TIMEOUT_S,
         )
-        return _Restoring(order.handle, ticket, pages)
 
     def _ready(self) -> ReadyPoint:
         """Behind everything that was computed so far; on the host that is over when the call returns."""
@@ -248,7 +258,11 @@ class LocalGPURuntime:
         """Look for pages in the index of the cache below, without asking anybody."""
         if self._client is None or self._handle is None:
             return bytes(len(keys) // KEY_NBYTES)
-        return self._client.find(self._handle, keys_of(keys)).tobytes()
+        try:
+            return self._client.find(self._handle, keys_of(keys)).tobytes()
+        except DevIPCError as error:
+            _log.warning("the cache below cannot be searched: %s", error)
+            return bytes(len(keys) // KEY_NBYTES)
 
     def _give_back(self, plan: BatchPlan) -> None:
         """Do what a plan says beside the computation; also when that is discarded."""
@@ -262,7 +276,9 @@ class LocalGPURuntime:
         self._backups.collect()
         self._backups.start(self._throttle.nbytes)
 
-    def _compute(self, plan: BatchPlan, waiting: dict[RequestRuntimeHandle, Ticket]) -> dict[RequestRuntimeHandle, int]:
+    def _compute(
+        self, plan: BatchPlan, waiting: dict[RequestRuntimeHandle, Ticket | None]
+    ) -> dict[RequestRuntimeHandle, int]:
         sampled: dict[RequestRuntimeHandle, int] = {}
         for prefill in plan.prefill:
             slot = self._slots[prefill.handle]
@@ -322,6 +338,9 @@ class LocalGPURuntime:
         """Wait until every restore of a batch has its status: only then do its pages and its tokens mean something."""
         failed = []
         for one in announced.restoring:
+            if one.ticket is None:
+                failed.append((one.handle, one.refused))
+                continue
             outcome = one.ticket.wait(2 * _RESTORE_TIMEOUT_S)
             if outcome.status is not Status.COMPLETED:
                 failed.append((one.handle, str(outcome.error or outcome.status.value)))
@@ -365,7 +384,8 @@ class LocalGPURuntime:
         """Finish backups, leave the cache, and free the pool."""
         self._end_transfers()
         if self._client is not None and self._handle is not None:
-            self._client.unregister(self._handle)
+            with contextlib.suppress(ClosedError):  # a client that was closed has let go of the pool
+                self._client.unregister(self._handle)
             self._handle = None
         self._decoder.close()
         del self._model, self._decoder

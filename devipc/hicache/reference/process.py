@@ -19,7 +19,7 @@ import msgspec
 
 from devipc.channel.link import FIRST_FREE_KIND, Link, PeerState
 from devipc.channel.seqpacket import Channel, Message
-from devipc.errors import CompletionTimeout, PeerGone, UsageError
+from devipc.errors import ClosedError, CompletionTimeout, PeerGone, ProtocolError, UsageError
 from devipc.hicache.reference.handles import RequestRuntimeHandle
 from devipc.hicache.reference.pagetable import SlotBook
 from devipc.hicache.reference.runtime import (
@@ -28,11 +28,14 @@ from devipc.hicache.reference.runtime import (
     PreparedBatchHandle,
     RuntimeLimits,
     RuntimeStats,
+    check_completion,
+    check_limits,
 )
 from devipc.hicache.reference.spec import RuntimeSpec
 
 __all__ = ["COMPLETION", "FAILED", "PLAN", "START", "STATS", "ProcessGPURuntime", "Started"]
 
+_MOST_WORDS = 4096
 START, PLAN, COMPLETION, FAILED, STATS = range(FIRST_FREE_KIND, FIRST_FREE_KIND + 5)
 
 
@@ -60,6 +63,8 @@ class ProcessGPURuntime:
         Limit for loading weights and attaching to the cache.
     batch_timeout_s : float
         Limit for a batch; a runtime that takes longer is ended.
+    module : str
+        What ``python -m`` runs.
 
     Attributes
     ----------
@@ -67,8 +72,16 @@ class ProcessGPURuntime:
         Messages by direction and kind, for those who count.
     """
 
-    def __init__(self, spec: RuntimeSpec, *, start_timeout_s: float = 180.0, batch_timeout_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        spec: RuntimeSpec,
+        *,
+        start_timeout_s: float = 180.0,
+        batch_timeout_s: float = 60.0,
+        module: str = "devipc.hicache.reference.process_main",
+    ) -> None:
         self._spec = spec
+        self._module = module
         self._start_timeout_s = start_timeout_s
         self._batch_timeout_s = batch_timeout_s
         self.messages: Counter[str] = Counter()
@@ -77,7 +90,7 @@ class ProcessGPURuntime:
     def _start(self) -> None:
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with there:
-            command = [sys.executable, "-m", "devipc.hicache.reference.process_main", str(there.fileno())]
+            command = [sys.executable, "-m", self._module, str(there.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[there.fileno()])
         self._answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._announced: dict[int, BatchPlan] = {}
@@ -89,7 +102,12 @@ class ProcessGPURuntime:
             self._link.on_state(self._on_state)
             self._link.start()
             body = _encode(self._spec)
-            answer = _started.decode(self._link.call(START, body, timeout_s=self._start_timeout_s).body)
+            call = self._link.call(START, body, timeout_s=self._start_timeout_s)
+            try:
+                answer = _started.decode(call.body)
+                check_limits(answer.limits)
+            except (msgspec.DecodeError, ProtocolError) as error:
+                raise self._lost(f"answers what makes no sense: {error}", code="nonsense") from error
         except BaseException:
             self._end()
             raise
@@ -123,7 +141,10 @@ class ProcessGPURuntime:
 
     def prepare_batch(self, plan: BatchPlan) -> PreparedBatchHandle:
         """See :class:`~devipc.hicache.reference.runtime.RuntimeInterface`: the one message there."""
-        self._link.notify(PLAN, _encode(plan))
+        try:
+            self._link.notify(PLAN, _encode(plan))
+        except (ClosedError, CompletionTimeout) as error:  # it was ended; or it stands still, and takes nothing
+            raise self._lost(f"does not take a batch: {error.message}") from error
         self.messages["plan"] += 1
         self._announced[plan.number] = plan
         return PreparedBatchHandle(self.runtime_id, plan.number)
@@ -136,25 +157,32 @@ class ProcessGPURuntime:
         try:
             body = self._answers.get(timeout=self._batch_timeout_s)
         except queue.Empty:
-            self._end()
-            raise PeerGone(
-                f"the runtime did not finish a batch in {self._batch_timeout_s:g} s, and was ended",
-                code="stuck",
-                remedy="restart it",
-            ) from None
+            raise self._lost(f"did not finish a batch in {self._batch_timeout_s:g} s", code="stuck") from None
         if body is None:
-            self._end()
-            reason = self._failure.decode(errors="replace")
-            raise PeerGone(f"the runtime is gone{': ' if reason else ''}{reason}", remedy="restart it")
+            reason = self._failure[:_MOST_WORDS].decode(errors="replace")
+            raise self._lost(f"is gone{': ' if reason else ''}{reason}")
+        try:
+            completion = _completions.decode(body)
+            check_completion(plan, completion, self.runtime_id)
+        except (msgspec.DecodeError, ProtocolError) as error:
+            raise self._lost(f"answers what makes no sense: {error}", code="nonsense") from error
         self.messages["completion"] += 1
         for one in plan.close:
             self._book.give_back(one)
-        return _completions.decode(body)
+        return completion
+
+    def _lost(self, what: str, *, code: str = "") -> PeerGone:
+        """End the process, and return what to raise."""
+        self._end()
+        return PeerGone(f"the runtime {what}; it was ended", code=code, remedy="restart it")
 
     def stats(self) -> RuntimeStats:
         """See :class:`~devipc.hicache.reference.runtime.RuntimeInterface`."""
         self.messages["stats"] += 1
-        return _stats.decode(self._link.call(STATS, timeout_s=self._batch_timeout_s).body)
+        try:
+            return _stats.decode(self._link.call(STATS, timeout_s=self._batch_timeout_s).body)
+        except (msgspec.DecodeError, ClosedError, CompletionTimeout) as error:
+            raise self._lost(f"does not say what it did: {error}") from error
 
     def restart(self) -> None:
         """See :class:`~devipc.hicache.reference.runtime.RuntimeInterface`."""

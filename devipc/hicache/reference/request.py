@@ -71,6 +71,7 @@ class Request:
     kept: bool = False
     answer: list[int] = field(default_factory=list)
     first_token_s: float = 0.0
+    told: int = 0  # tokens of the answer
     restarts: int = 0
     may_restore: bool = True
     asked: bool = False

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from devipc.errors import ProtocolError
+from devipc.hicache.keys import KEY_NBYTES
 from devipc.hicache.reference.handles import CacheExtentRef, RequestRuntimeHandle
 
 __all__ = [
@@ -24,6 +26,8 @@ __all__ = [
     "RuntimeInterface",
     "RuntimeLimits",
     "RuntimeStats",
+    "check_completion",
+    "check_limits",
 ]
 
 
@@ -163,6 +167,40 @@ class BatchCompletion:
     failed: tuple[tuple[RequestRuntimeHandle, str], ...] = ()
     compute_s: float = 0.0
     restored_pages: int = 0
+
+
+def check_limits(limits: RuntimeLimits) -> None:
+    """Hold what another process says of itself against what can be planned with; raises ProtocolError."""
+    sizes = (limits.page_tokens, limits.chunk_tokens, limits.max_requests, limits.pages)
+    if min(sizes) < 1 or limits.chunk_tokens % limits.page_tokens or len(limits.namespace) != KEY_NBYTES:
+        raise ProtocolError(f"{limits} cannot be")
+
+
+def check_completion(plan: BatchPlan, completion: BatchCompletion, runtime_id: str) -> None:
+    """Hold what another process says of a batch against the plan: control believes no more than was asked for.
+
+    Raises
+    ------
+    ProtocolError
+        When it is the answer to something else, or to nothing.
+    """
+    if completion.number != plan.number:
+        raise ProtocolError(f"batch {completion.number} in place of {plan.number}")
+    if [len(one) for one in completion.found] != [len(one) // KEY_NBYTES for one in plan.ask]:
+        raise ProtocolError("it was asked for other pages than it found")
+    if completion.discarded:
+        return
+    wanted = [one.handle for one in plan.prefill if one.sample] + [one.handle for one in plan.decode]
+    if [handle for handle, _ in completion.sampled] != wanted or any(token < 0 for _, token in completion.sampled):
+        raise ProtocolError("tokens of other requests than wanted one")
+    for extent, keep in zip(completion.kept, plan.keep, strict=False):
+        runs = extent.page_runs
+        if extent.runtime_id != runtime_id or min((run.page_count for run in runs), default=0) < 1:
+            raise ProtocolError(f"{extent} is none of its own")
+        if extent.page_count != keep.page_count:
+            raise ProtocolError(f"{extent.page_count} pages were kept, not {keep.page_count}")
+    if len(completion.kept) != len(plan.keep):
+        raise ProtocolError(f"{len(completion.kept)} extents for {len(plan.keep)} orders to keep one")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

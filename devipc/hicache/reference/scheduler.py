@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from devipc.errors import PeerGone, UsageError
+from devipc.errors import CompletionTimeout, PeerGone, UsageError
 from devipc.hicache.keys import KEY_NBYTES, page_keys
 from devipc.hicache.reference.handles import CacheExtentRef, RequestRuntimeHandle
 from devipc.hicache.reference.prefixtree import Node, PrefixTree
@@ -111,6 +111,8 @@ class Scheduler:
         UsageError
             When it never fits the runtime, or the name is in use.
         """
+        if any(name == one.name for one in (*self._waiting, *self._running)):
+            raise UsageError(f"request {name!r} is not finished", remedy="give each its own name")
         pages = self._pages(len(prompt) + max_tokens)
         if not prompt or max_tokens < 1 or pages > self._limits.pages:
             raise UsageError(
@@ -310,7 +312,9 @@ class Scheduler:
             request.first_token_s = time.monotonic() - request.submitted
         if token not in self._stop:
             request.answer.append(token)
-            self._on_token(request.name, token)
+            if len(request.answer) > request.told:  # what begins anew comes to the same tokens, and is told once
+                request.told += 1
+                self._on_token(request.name, token)
         if token in self._stop or len(request.answer) == request.max_tokens:
             self._finish(request)
 
@@ -373,5 +377,15 @@ class Scheduler:
         self._ordered.clear()
         self._used_pages = 0
         self._number = 0
-        self._runtime.restart()
+        self._restart()
         self._limits = self._runtime.limits
+
+    def _restart(self) -> None:
+        """Bring the runtime back; one that dies while it starts is tried as often as one that dies at work."""
+        while True:
+            try:
+                return self._runtime.restart()
+            except (PeerGone, CompletionTimeout):
+                self._barren += 1
+                if self._barren > _MOST_BARREN_LIVES:
+                    raise

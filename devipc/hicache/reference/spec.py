@@ -8,9 +8,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from devipc.hicache.reference.config import RuntimeConfig
-from devipc.hicache.reference.local import LocalGPURuntime
+
+if TYPE_CHECKING:  # control, which starts the process, loads no tensor library
+    from devipc.hicache.reference.local import LocalGPURuntime
 
 __all__ = ["RuntimeSpec", "made_from"]
 
@@ -54,6 +57,7 @@ def made_from(spec: RuntimeSpec) -> Iterator[LocalGPURuntime]:
 
     from devipc.hicache.api import connect
     from devipc.hicache.engine import EngineConfig
+    from devipc.hicache.reference.local import LocalGPURuntime
     from devipc.hicache.reference.weights import LLAMA_3_8B, TINY, load_smollm2, random_weights
     from devipc.registry import load_backend
 

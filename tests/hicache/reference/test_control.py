@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devipc.errors import PeerGone, StaleError, UsageError
+from devipc.errors import PeerGone, ResourceExhausted, StaleError, UsageError
 from devipc.hicache.operations import Status
 from devipc.hicache.reference.handles import CacheExtentRef, RequestRuntimeHandle
 from devipc.hicache.reference.request import BackupPolicy
@@ -89,6 +89,8 @@ def test_control_loads_no_tensor_library_and_no_memory() -> None:
         "bad = [m for m in sys.modules if m == 'torch' or m.startswith(('devipc.session', 'devipc.channel',"
         " 'devipc.completion', 'devipc.integrations', 'devipc.hicache.api', 'devipc.hicache.reference.local'))]\n"
         "assert not bad, bad\n"
+        "import devipc.hicache.reference.process\n"
+        "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
 
@@ -199,7 +201,9 @@ def test_a_restore_is_over_while_the_batch_before_it_still_computes() -> None:
                     thread.start()
                     thread.join(20)
                     assert not thread.is_alive()
-                    restored.append(second._announced[0].restoring[0].ticket.wait(20).status)
+                    ticket = second._announced[0].restoring[0].ticket
+                    assert ticket is not None
+                    restored.append(ticket.wait(20).status)
                 return chunk(*arguments, **options)
 
             def prefill(handle: RequestRuntimeHandle, start: int) -> tuple[Prefill, ...]:
@@ -236,6 +240,52 @@ def test_what_a_lost_runtime_was_asked_is_asked_again(lost_at: int) -> None:
         scheduler, found, _ = answer(one, prompts(2), max_tokens=3)
         assert scheduler.lost == 1
         assert texts(found) == texts(expected)
+
+
+@pytest.mark.parametrize("refused", ["backup", "restore", "find", "closed"])
+def test_a_cache_that_refuses_costs_neither_an_answer_nor_a_page(refused: str) -> None:
+    on = device()
+    with cache(on) as client:
+        with runtime(on, client) as first:
+            _, expected, _ = answer(first, prompts(2), max_tokens=3)
+        with runtime(on, client) as second:
+            calls: list[str] = []
+
+            def refuse(*_arguments: Any, **_options: Any) -> Any:
+                calls.append(refused)
+                raise ResourceExhausted("all slots are in use", code="busy", remedy="try again later")
+
+            if refused == "closed":
+                client.close()
+            else:
+                setattr(client, refused, refuse)
+            scheduler, found, _ = answer(second, prompts(2), max_tokens=3)
+            assert texts(found) == texts(expected)
+            assert refused == "closed" or calls
+            scheduler.release_all()
+            assert second.stats().free_pages == second.limits.pages
+        if refused == "closed":
+            client.close = lambda **_options: None  # type: ignore[method-assign]
+
+
+def test_a_token_is_told_once_though_its_request_begins_anew() -> None:
+    with runtime(device(), None) as one:
+        told: list[tuple[str, int]] = []
+        execute, calls = one.execute_batch, []
+
+        def die_late(handle: Any) -> Any:
+            calls.append(1)
+            if len(calls) == 9:
+                raise PeerGone("the runtime is gone", remedy="restart it")
+            return execute(handle)
+
+        one.execute_batch = die_late  # type: ignore[method-assign]
+        scheduler, found, _ = answer(one, prompts(1), on_token=lambda name, token: told.append((name, token)))
+        assert (scheduler.lost, found["q0"].restarts) == (1, 1)
+        assert [token for _, token in told] == list(found["q0"].tokens)
+        scheduler.submit("q0", [1], max_tokens=1)  # it is finished: the name is free
+        with pytest.raises(UsageError, match="'q0' is not finished"):
+            scheduler.submit("q0", [1], max_tokens=1)
 
 
 def test_what_is_stale_or_never_fits_is_refused() -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ SPEC = RuntimeSpec(weights="tiny", cache="inproc:", cache_nbytes=2**25, threads=
 
 
 @contextlib.contextmanager
-def process(spec: RuntimeSpec = SPEC, **options: float) -> Iterator[ProcessGPURuntime]:
+def process(spec: RuntimeSpec = SPEC, **options: Any) -> Iterator[ProcessGPURuntime]:
     made = ProcessGPURuntime(spec, **options)
     try:
         yield made
