@@ -6,6 +6,7 @@ what it would write. Owns the tables and knows no backend: each is a folder with
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -120,11 +121,27 @@ def skips(_folder: Path) -> str:
     return table(("Backend", "Device", "Case", "Reason"), rows) if rows else "Nothing was skipped."
 
 
+def scenarios(_folder: Path) -> str:
+    """Return under what the cache's scenarios were run on simulated drivers, as ``make test-scenarios`` wrote it."""
+    rows = []
+    for path in sorted(ROOT.glob("backends/*/results/scenarios.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        for one in found["combinations"].values():
+            switches = ", ".join(f"`{name}={value}`" for name, value in one["switches"].items())
+            asked = one["asked"] + (f" ({switches})" if switches else "")
+            passed = f"{one['passed']} of {one['of']}"
+            if alone := len(one.get("alone", ())):  # by hand, of what failed beside others
+                passed += f", {alone} run again alone"
+            rows.append((f"`{found['backend']}`", one["deployment"], asked, one["used"], passed, found["date"]))
+    return table(("Backend", "Deployment", "Asked for", "In use", "Passed", "Date"), rows)
+
+
 PARTS: dict[str, Callable[[Path], str]] = {
     "cases": catalogue,
     "matrix": matrix,
     "evidence": evidence,
     "skips": skips,
+    "scenarios": scenarios,
 }
 """What can be asked for in a document, by a comment ``generated NAME``."""
 
