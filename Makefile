@@ -48,9 +48,9 @@ $(VENV)/.dev: $(PROJECTS) | $(BIN)/python
 # Run tests beside each other. What fails is run once more, alone: whoever shares two processors with kills and floods
 # may miss a deadline that it keeps by itself. What fails alone fails.
 define beside
-$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m '$(1)' $(PYTEST_ARGS) || { \
+$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m '$(1)' $(2) $(PYTEST_ARGS) || { \
     echo "=== once more, alone:"; \
-    $(BIN)/python -m pytest --last-failed --last-failed-no-failures none -m '$(1)' $(PYTEST_ARGS); }
+    $(BIN)/python -m pytest --last-failed --last-failed-no-failures none -m '$(1)' $(2) $(PYTEST_ARGS); }
 endef
 
 demo: $(VENV)/.base
@@ -68,8 +68,7 @@ test-long: $(VENV)/.dev
 	$(BIN)/python -m pytest -m 'long and timing and not hardware' $(PYTEST_ARGS)
 
 test-scenarios: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m every tests/hicache $(wildcard backends/*/tests/test_hicache.py) \
-	    $(PYTEST_ARGS)
+	$(call beside,every,tests/hicache $(wildcard backends/*/tests/test_hicache.py))
 
 test-model: $(VENV)/.dev $(VENV)/.model
 	$(BIN)/python -m pytest -m model tests/hicache/reference $(PYTEST_ARGS)
