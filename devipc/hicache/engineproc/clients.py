@@ -256,6 +256,9 @@ class EngineClient:
             except DevIPCError as error:
                 _log.error("memory of a client was not unmapped: %s", error)
                 failures.append(error)
+            except Exception as error:  # whoever waits for it would wait for ever
+                _log.exception("a defect while memory of a client was unmapped")
+                failures.append(DevIPCError(f"{type(error).__name__}: {error}", code="defect", remedy="report it"))
         if failures:
             self._carrier.lose(failures[0])
 

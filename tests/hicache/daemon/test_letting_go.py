@@ -154,14 +154,15 @@ def test_the_end_of_the_engine_unmaps_too(scene: Scene) -> None:
 
 
 @pytest.mark.chaos
-def test_an_engine_whose_driver_does_not_unmap_ends(scene: Scene) -> None:
+@pytest.mark.parametrize("what", ["refuse", "break"])
+def test_an_engine_whose_driver_does_not_unmap_ends(scene: Scene, what: str) -> None:
     """Nothing else unmaps then; another one serves."""
     handle = scene.register()
     pid = scene.engine_pid
-    scene.hold("refuse")
+    scene.hold(what)
     scene.client.unregister(handle, timeout_s=TIMEOUT_S)
     assert not alive(pid)
-    scene.let_go("refuse")
+    scene.let_go(what)
     until(lambda: not scene.client.status()["degraded"])
     assert scene.engine_pid != pid
     scene.memory = scene.it.attention_pool()
