@@ -1,8 +1,8 @@
 """An engine process whose driver opens or unmaps clients' memory only while a file does not forbid it.
 
 Run as ``engine_module``; ``DEVIPC_TEST_ENGINE_HOLD`` names the folder: while it has a file ``open`` or ``close``, calls
-of that name do not return; while it has ``refuse`` or ``break``, nothing is unmapped: the driver says so, or fails. With
-a file ``none`` from the start, the device shares no memory.
+of that name do not return; while it has ``refuse`` or ``break``, nothing is unmapped: the driver says so, or fails.
+With a file ``none`` from the start, the device shares no memory.
 """
 
 from __future__ import annotations
