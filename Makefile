@@ -97,7 +97,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy devipc tests $(wildcard benchmarks)
 	@set -e; for backend in $(BACKENDS); do \
 	    echo "mypy $$backend"; \
-	    ( cd $$backend && $(CURDIR)/$(BIN)/mypy --strict --explicit-package-bases \
+	    ( cd $$backend && MYPYPATH=$(CURDIR) $(CURDIR)/$(BIN)/mypy --strict --explicit-package-bases \
 	        --cache-dir $(CURDIR)/.mypy_cache/$$backend . ); \
 	done
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from backends.testing.helpers import changed, staging
 from devipc.spi import (
     CapabilityError,
     DevIPCError,
@@ -19,7 +20,6 @@ from devipc.spi import (
     UsageError,
 )
 
-from .helpers import changed, staging
 from .peers import simulated
 
 KINDS = ["legacy", "vmm_fd", "pool"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from backends.testing.helpers import changed, pattern, staging
 from devipc.spi import (
     CapabilityError,
     ClosedError,
@@ -18,7 +19,6 @@ from devipc.spi import (
     MemoryKind,
 )
 
-from .helpers import changed, pattern, staging
 from .peers import Channel, peer, simulated
 
 KINDS = ["legacy", "vmm_fd", "pool"]

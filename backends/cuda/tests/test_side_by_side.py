@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from backends.testing.helpers import staging
 from devipc.spi import CapabilityError, DevIPCError, HandleKind, Verdict, close_fds
 
-from .helpers import staging
 from .peers import Channel, peer, simulated
 
 np: Any = importlib.import_module("numpy")

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from backends.testing.ends import exporter, importer
+from backends.testing.helpers import staging
+from backends.testing.partners import Background, candidate, completion, decision, followed, reached
 from devipc.spi import CapabilityError, HandleKind, ResourceExhausted, create_memfd
 
-from .hardware.ends import exporter, importer
-from .helpers import staging
-from .partners import Background, candidate, completion, decision, followed, reached
 from .peers import Channel, peer, simulated
 
 MIB = 2**20

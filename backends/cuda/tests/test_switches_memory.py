@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
+from backends.testing.ends import exporter, importer
+from backends.testing.helpers import pattern, staging
+from backends.testing.partners import WORD, Background, asked, hold
 from devipc.spi import CapabilityError, ClosedError, DevIPCError, DriverError, HandleKind, MemoryKind, UsageError
 
-from .hardware.ends import exporter, importer
-from .helpers import pattern, staging
-from .partners import WORD, Background, asked, hold
 from .peers import ROOT, Channel, environment, peer, simulated
 from .test_memory_peers import mirror, reflect
 

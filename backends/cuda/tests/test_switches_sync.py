@@ -9,12 +9,8 @@ from typing import Any
 import pytest
 from devipc_cuda import driver
 
-from devipc.spi import CapabilityError, DevIPCError, HandleKind, Mechanism, Verdict
-from devipc.types import PoisonReason
-
-from .hardware.code import launch, load_module
-from .helpers import Staging, pattern, staging
-from .partners import (
+from backends.testing.helpers import Staging, pattern, staging
+from backends.testing.partners import (
     TIMEOUT_S,
     WORD,
     Background,
@@ -28,6 +24,10 @@ from .partners import (
     send_fence,
     signal_later,
 )
+from devipc.spi import CapabilityError, DevIPCError, HandleKind, Mechanism, Verdict
+from devipc.types import PoisonReason
+
+from .hardware.code import launch, load_module
 from .peers import Channel, peer, simulated
 
 MIB = 2**20

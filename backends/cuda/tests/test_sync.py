@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from backends.testing.helpers import staging
 from devipc.spi import CapabilityError, HandleError, HandleKind, Mechanism, ResourceExhausted, UsageError, Verdict
 
-from .helpers import staging
 from .peers import Channel, peer, simulated
 
 WORD = 4096

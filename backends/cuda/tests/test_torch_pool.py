@@ -12,7 +12,8 @@ import sys
 import time
 from typing import Any
 
-from .helpers import staging
+from backends.testing.helpers import staging
+
 from .peers import environment, simulated
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from devipc_cuda.host_memory import HostMemory, Rectangle
 
+from backends.testing.helpers import STAGING_NBYTES, pattern, staging
 from devipc.spi import CapabilityError, DriverError, HandleKind, ResourceExhausted, UsageError
 
-from .helpers import STAGING_NBYTES, pattern, staging
 from .peers import simulated
 
 np: Any = importlib.import_module("numpy")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from backends.testing.helpers import changed, pattern, staging
 from devipc.spi import (
     CapabilityError,
     DevIPCError,
@@ -18,7 +19,6 @@ from devipc.spi import (
     close_fds,
 )
 
-from .helpers import changed, pattern, staging
 from .peers import Channel, peer, simulated
 
 BLOCK = 2 * 2**20

@@ -1,62 +1,35 @@
-"""Runs test bodies in processes of their own, on the simulated driver or on a real one, alone or in pairs.
+"""What is HIP's own when test bodies run in processes of their own: the simulated runtime, its variables, the device.
 
-Owns spawning, deadlines, forwarded tracebacks and the check that nothing stayed behind. A driver is chosen by the
-environment at the start of a process, so no test loads one into pytest itself. Knows no test.
+Also names what the tests use of :mod:`backends.testing.peers`. Knows no test.
 """
 
 from __future__ import annotations
 
-import functools
-import gc
+import contextlib
 import importlib
-import inspect
-import json
 import os
-import socket
-import subprocess
-import sys
-import time
-import traceback
-import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-import pytest
+from backends.testing import peers
+from backends.testing.peers import ROOT, Channel, Peer, body_test, peer, run_body, simulator_folder, variables
 
-if TYPE_CHECKING:
-    from devipc.spi import ExportedExtent
+__all__ = [
+    "ROOT",
+    "Channel",
+    "Peer",
+    "environment",
+    "loaded",
+    "open_device",
+    "peer",
+    "python_path",
+    "run_body",
+    "simulated",
+    "watched",
+]
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[2]
-PACKAGE = "backends.hip.tests"
-CHILD_TIMEOUT_S = 50.0
-RECEIVE_TIMEOUT_S = 30.0
 RUNTIME = 71_500_000
 """The runtime of the bindings, HIP 7.15."""
-_CLEARED = ("DEVSIM_", "HIP_", "ROCR_", "ROCM_", "CUDA_")
-_CONTROL = "DEVIPC_TEST_CHANNEL"
-
-
-@functools.cache
-def simulator_folder(missing: tuple[str, ...] = ()) -> str:
-    """Build the simulated runtime; skip where there is no compiler, fail where it does not compile.
-
-    ``DEVIPC_SIMULATOR`` names a folder that holds one already.
-    """
-    if "DEVIPC_SIMULATOR" in os.environ and not missing:
-        return os.environ["DEVIPC_SIMULATOR"]
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests/simulator/build.py"), "hip", *missing],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    if done.returncode and "no C compiler" in done.stderr:
-        pytest.skip("no C compiler: the simulated driver cannot be built")
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 def environment(wanted: dict[str, object]) -> dict[str, str]:
@@ -65,206 +38,34 @@ def environment(wanted: dict[str, object]) -> dict[str, str]:
     ``missing`` lists entry points that its library shall not have.
     """
     switches = dict(wanted)
-    values = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("DEVSIM_", "HIP_", "ROCR_", "ROCM_", "CUDA_"))
-    }
     missing = switches.pop("missing", ())
     assert isinstance(missing, list | tuple)
-    values["ROCM_PATH"] = simulator_folder(tuple(missing))
-    values["DEVSIM_ROOM"] = uuid.uuid4().hex[:12]
-    values["DEVSIM_DRIVER_VERSION"] = str(RUNTIME)
-    values["PYTHONFAULTHANDLER"] = "1"
-    values.update({name if name.isupper() else f"DEVSIM_{name.upper()}": str(v) for name, v in switches.items()})
-    return python_path(values)
+    own = {"ROCM_PATH": simulator_folder("hip", *missing), "DEVSIM_DRIVER_VERSION": str(RUNTIME)}
+    return variables("hip", switches, cleared=("HIP_", "ROCR_", "ROCM_", "CUDA_"), **own)
 
 
 def python_path(values: dict[str, str]) -> dict[str, str]:
     """Add what the children import."""
-    parts = (str(ROOT), str(ROOT / "backends/hip"), values.get("PYTHONPATH"))
-    return {**values, "PYTHONPATH": os.pathsep.join(filter(None, parts))}
+    return peers.python_path("hip", values)
 
 
 def simulated(*, bare: bool = False, **switches: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a test of a body that runs in a process on the simulated driver.
-
-    The body gets ``device`` (opened, closed behind it) and ``sim`` (its controls); with ``bare`` only ``sim``. Other
-    parameters are the test's own and must be JSON. A lower-case keyword is a switch of the simulator, an upper-case one
-    an environment variable.
-    """
-
-    def decorate(body: Callable[..., None]) -> Callable[..., None]:
-        def test(**arguments: Any) -> None:
-            run_body(body, arguments, environment(switches))
-
-        test.body = body  # type: ignore[attr-defined]
-        test.bare = bare  # type: ignore[attr-defined]
-        test.__name__, test.__doc__, test.__module__ = body.__name__, body.__doc__, body.__module__
-        own = [p for name, p in inspect.signature(body).parameters.items() if name not in ("device", "sim")]
-        test.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
-        return pytest.mark.simulator(test)  # type: ignore[no-any-return]
-
-    return decorate
+    """Make a test of a body that runs on the simulated runtime; see :func:`backends.testing.peers.body_test`."""
+    return body_test(lambda: environment(switches), bare=bare)
 
 
-def run_body(
-    body: Callable[..., None], arguments: dict[str, Any], env: dict[str, str], limit_s: float = CHILD_TIMEOUT_S
-) -> None:
-    """Run a body in a child and fail with what it printed."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", f"{PACKAGE}.peers", *locate(body), json.dumps(arguments)],
-        env=env,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        output, _ = process.communicate()
-        output += f"\nno end after {limit_s} s"
-    if process.returncode:
-        pytest.fail(f"child ended with {process.returncode}\n{output}", pytrace=False)
+def loaded() -> Any:
+    """Controls of the simulated runtime in this process."""
+    control = importlib.import_module("tests.simulator.control")
+    return control.Simulator.loaded(f"{os.environ['ROCM_PATH']}/lib/libamdhip64.so")
 
 
-def locate(function: Callable[..., None]) -> tuple[str, str]:
-    """Return by which names a child finds ``function``: its file's module below this folder, and its own."""
-    path = Path(inspect.getfile(function)).resolve().relative_to(HERE).with_suffix("")
-    return ".".join(path.parts), function.__name__
-
-
-class Channel:
-    """Messages and descriptors between two test processes."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-        sock.settimeout(RECEIVE_TIMEOUT_S)
-
-    def send(self, message: object = None, fds: tuple[int, ...] = ()) -> None:
-        socket.send_fds(self._socket, [json.dumps(message).encode()], fds)
-
-    def receive(self) -> Any:
-        message, fds = self.receive_fds()
-        assert not fds
-        return message
-
-    def receive_fds(self) -> tuple[Any, tuple[int, ...]]:
-        data, fds, _, _ = socket.recv_fds(self._socket, 2**20, 64)
-        if not data:
-            raise EOFError("the other test process is gone")
-        return json.loads(data), tuple(fds)
-
-    def send_extent(self, extent: ExportedExtent) -> None:
-        chunks = [(c.allocation_nbytes, c.offset, c.nbytes, c.payload.hex(), c.has_fd) for c in extent.chunks]
-        self.send([extent.kind, chunks], extent.fds)
-
-    def receive_extent(self) -> ExportedExtent:
-        from devipc.spi import Chunk, ExportedExtent, HandleKind
-
-        (kind, chunks), fds = self.receive_fds()
-        made = tuple(Chunk(a, o, n, bytes.fromhex(payload), has_fd=has_fd) for a, o, n, payload, has_fd in chunks)
-        return ExportedExtent(HandleKind(kind), made, fds)
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-class Peer:
-    """Another process, running a function ``(device, sim, channel)`` of the same file.
-
-    ``prefix`` is a command that starts it, as ``unshare`` does.
-    """
-
-    def __init__(
-        self, function: Callable[..., None], env: dict[str, str] | None = None, *, prefix: Sequence[str] = ()
-    ) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self.process = subprocess.Popen(
-                [*prefix, sys.executable, "-m", f"{PACKAGE}.peers", *locate(function), "{}"],
-                env={**(env if env is not None else os.environ), _CONTROL: str(theirs.fileno())},
-                cwd=ROOT,
-                pass_fds=(theirs.fileno(),),
-            )
-        self.channel = Channel(ours)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(timeout=RECEIVE_TIMEOUT_S)
-
-    def finish(self) -> None:
-        code = self.process.wait(timeout=RECEIVE_TIMEOUT_S)
-        assert code == 0, f"peer ended with {code}"
-
-
-@contextmanager
-def peer(function: Callable[..., None], env: dict[str, str] | None = None) -> Iterator[Peer]:
-    """Start a peer; it must end well when the block does, and is killed when the block fails."""
-    other = Peer(function, env)
-    try:
-        yield other
-        other.finish()
-    finally:
-        if other.process.poll() is None:
-            other.kill()
-        other.channel.close()
-
-
-def life_fds() -> int:
-    """Descriptors that tell peers of sessions whether this process lives; they stay until it ends."""
-    liveness = sys.modules.get("devipc.channel.liveness")
-    life = liveness._life if liveness is not None else None
-    return sum(fd is not None for fd in (life.memfd, life.pidfd)) if life is not None else 0
-
-
-def main() -> int:
-    """Run one body in this process."""
-    module, name, arguments = sys.argv[1:]
-    target = getattr(importlib.import_module(f"{PACKAGE}.{module}"), name)
-    body = getattr(target, "body", target)
-    values = json.loads(arguments)
-    sim = None
-    if "DEVSIM_ROOM" in os.environ:
-        sim = importlib.import_module("tests.simulator.control").Simulator.loaded(
-            f"{os.environ['ROCM_PATH']}/lib/libamdhip64.so"
-        )
-        values["sim"] = sim
-    elif "sim" in inspect.signature(body).parameters:
-        values["sim"] = None
-    if _CONTROL in os.environ:
-        values["channel"] = Channel(socket.socket(fileno=int(os.environ.pop(_CONTROL))))
-    if getattr(target, "bare", False):
-        body(**values)
-        return 0
+def open_device() -> Any:
+    """The first device."""
     from devipc_hip.backend import HipBackend
 
-    fds = len(os.listdir("/proc/self/fd"))
-    device = HipBackend().open_device()
-    try:
-        body(device=device, **values)
-    finally:
-        device.close()
-    if sim is not None:
-        gc.collect()
-        report = sim.report()
-        left = {key: value for key, value in report.counters.items() if key.startswith("live_") and value}
-        assert not left, f"left behind: {left}"
-        allowed = fds + int(report["fds"]) + life_fds()
-        deadline = time.monotonic() + 2.0  # threads of a session end a little after it
-        while len(os.listdir("/proc/self/fd")) > allowed:
-            assert time.monotonic() < deadline, "descriptors left behind"
-            time.sleep(0.01)
-    return 0
+    return HipBackend().open_device()
 
 
-if __name__ == "__main__":
-    try:
-        code = main()
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.exit(code)
+watched = contextlib.nullcontext
+"""Nothing else is looked at while a body runs."""

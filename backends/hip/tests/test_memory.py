@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from backends.testing.helpers import pattern, staging
+from backends.testing.partners import asked, hold
 from devipc.spi import (
     CapabilityError,
     ClosedError,
@@ -18,8 +20,6 @@ from devipc.spi import (
     UsageError,
 )
 
-from .helpers import pattern, staging
-from .partners import asked, hold
 from .peers import Channel, peer, simulated
 
 KINDS = ["legacy", "vmm_fd", "pool", "dmabuf"]

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from backends.testing.helpers import changed
+from backends.testing.partners import asked, hold
 from devipc.spi import (
     CapabilityError,
     DriverError,
@@ -20,8 +22,6 @@ from devipc.spi import (
     Verdict,
 )
 
-from .helpers import changed
-from .partners import asked, hold
 from .peers import Channel, environment, peer, run_body, simulated
 
 KINDS = ["legacy", "vmm_fd", "pool", "dmabuf"]

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from backends.testing.helpers import staging
+from backends.testing.partners import Background, candidate, decision, followed, reached
 from devipc.spi import CapabilityError, HandleError, Mechanism, UsageError, Verdict
 
-from .helpers import staging
-from .partners import Background, candidate, decision, followed, reached
 from .peers import Channel, Peer, peer, simulated
 
 WORD = 4096

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from backends.testing.helpers import STAGING_NBYTES, pattern, staging
 from devipc.spi import CapabilityError, DriverError, HandleKind, ResourceExhausted, UsageError
 
-from .helpers import STAGING_NBYTES, pattern, staging
 from .peers import simulated
 
 pytestmark = pytest.mark.long

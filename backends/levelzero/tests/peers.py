@@ -1,38 +1,40 @@
-"""Runs test bodies in processes of their own, on the simulated driver behind the real loader, alone or in pairs.
+"""What is Level Zero's own when test bodies run in processes of their own: the simulated driver behind the real loader.
 
-Owns spawning, deadlines, forwarded tracebacks, the check that nothing stayed behind, and the check that the parameter
-validation of the loader, which is on in every process, refused no call. Knows no test.
+Owns its variables, the device, and the check that the parameter validation of the loader, which is on in every process,
+refused no call. Also names what the tests use of :mod:`backends.testing.peers`. Knows no test.
 """
 
 from __future__ import annotations
 
 import collections
 import ctypes
-import functools
-import gc
 import importlib
-import inspect
-import json
 import os
-import socket
-import subprocess
-import sys
-import time
-import traceback
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from devipc.spi import ExportedExtent
+from backends.testing import peers
+from backends.testing.peers import CHILD_TIMEOUT_S, ROOT, Channel, Peer, body_test, peer, run_body, variables
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[2]
-PACKAGE = "backends.levelzero.tests"
+__all__ = [
+    "OPTIONAL",
+    "ROOT",
+    "Channel",
+    "Peer",
+    "environment",
+    "loaded",
+    "open_device",
+    "peer",
+    "python_path",
+    "run_body",
+    "simulated",
+    "simulator_folder",
+    "watched",
+]
+
 DRIVER = "libze_intel_gpu.so.1"
 LOADER = "libze_loader.so.1"
 OPTIONAL = (
@@ -43,12 +45,8 @@ OPTIONAL = (
     "zeMemPutIpcHandle",
 )
 """Calls that the oldest driver does not have."""
-CHILD_TIMEOUT_S = 50.0
-RECEIVE_TIMEOUT_S = 30.0
-_CONTROL = "DEVIPC_TEST_CHANNEL"
 
 
-@functools.cache
 def simulator_folder() -> str:
     """Build the simulated driver; skip where loader or compiler are missing, fail where it does not compile.
 
@@ -61,165 +59,57 @@ def simulator_folder() -> str:
         if "DEVIPC_NEED_LOADER" in os.environ:
             pytest.fail(text, pytrace=False)
         pytest.skip(text)
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests/simulator/build.py"), "levelzero"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    if done.returncode and "no C compiler" in done.stderr:
-        pytest.skip("no C compiler: the simulated driver cannot be built")
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return peers.simulator_folder("levelzero")
 
 
 def environment(switches: dict[str, object]) -> dict[str, str]:
     """Variables of a process on the simulated driver, in a room of its own, with the loader's validation on."""
-    values = {name: value for name, value in os.environ.items() if not name.startswith(("DEVSIM_", "ZE_", "ZES_"))}
-    values["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, (simulator_folder(), values.get("LD_LIBRARY_PATH"))))
-    values["DEVSIM_ROOM"] = uuid.uuid4().hex[:12]
-    values["ZE_ENABLE_VALIDATION_LAYER"] = values["ZE_ENABLE_PARAMETER_VALIDATION"] = "1"
-    values["ZES_ENABLE_SYSMAN"] = "1"
-    values["PYTHONFAULTHANDLER"] = "1"
-    values.update({name if name.isupper() else f"DEVSIM_{name.upper()}": str(v) for name, v in switches.items()})
-    return python_path(values)
+    own = {
+        "LD_LIBRARY_PATH": os.pathsep.join(filter(None, (simulator_folder(), os.environ.get("LD_LIBRARY_PATH")))),
+        "ZE_ENABLE_VALIDATION_LAYER": "1",
+        "ZE_ENABLE_PARAMETER_VALIDATION": "1",
+        "ZES_ENABLE_SYSMAN": "1",
+    }
+    return variables("levelzero", switches, cleared=("ZE_", "ZES_"), **own)
 
 
 def python_path(values: dict[str, str]) -> dict[str, str]:
     """Add what the children import."""
-    parts = (str(ROOT), str(ROOT / "backends/levelzero"), values.get("PYTHONPATH"))
-    return {**values, "PYTHONPATH": os.pathsep.join(filter(None, parts))}
+    return peers.python_path("levelzero", values)
 
 
 def simulated(
     *, bare: bool = False, quick: bool = False, limit_s: float = CHILD_TIMEOUT_S, **switches: object
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a test of a body that runs in a process on the simulated driver.
+    """Make a test of a body that runs on the simulated driver; see :func:`backends.testing.peers.body_test`.
 
-    The body gets ``device`` (opened, closed behind it) and ``sim`` (its controls); with ``bare`` only ``sim``. Other
-    parameters are the test's own and must be JSON. A lower-case keyword is a switch of the simulator, an upper-case one
-    an environment variable. Each starts a process, so it is ``long`` unless it is said to be ``quick``.
+    Each starts a process, so it is ``long`` unless it is said to be ``quick``.
     """
-
-    def decorate(body: Callable[..., None]) -> Callable[..., None]:
-        def test(**arguments: Any) -> None:
-            run_body(body, arguments, environment(switches), limit_s)
-
-        test.body = body  # type: ignore[attr-defined]
-        test.bare = bare  # type: ignore[attr-defined]
-        test.__name__, test.__doc__, test.__module__ = body.__name__, body.__doc__, body.__module__
-        own = [p for name, p in inspect.signature(body).parameters.items() if name not in ("device", "sim")]
-        test.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
-        marked = pytest.mark.simulator(test)
-        return marked if quick else pytest.mark.long(marked)  # type: ignore[no-any-return]
-
-    return decorate
+    decorate = body_test(lambda: environment(switches), bare=bare, limit_s=limit_s)
+    return decorate if quick else lambda body: pytest.mark.long(decorate(body))
 
 
-def run_body(body: Callable[..., None], arguments: dict[str, Any], env: dict[str, str], limit_s: float) -> None:
-    """Run a body in a child and fail with what it printed."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", f"{PACKAGE}.peers", *locate(body), json.dumps(arguments)],
-        env=env,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        output, _ = process.communicate()
-        output += f"\nno end after {limit_s} s"
-    if process.returncode:
-        pytest.fail(f"child ended with {process.returncode}\n{output}", pytrace=False)
+def loaded() -> Any:
+    """Controls of the simulated driver in this process."""
+    return importlib.import_module("tests.simulator.control").Simulator.loaded(DRIVER)
 
 
-def locate(function: Callable[..., None]) -> tuple[str, str]:
-    """Return by which names a child finds ``function``: its file's module below this folder, and its own."""
-    path = Path(inspect.getfile(function)).resolve().relative_to(HERE).with_suffix("")
-    return ".".join(path.parts), function.__name__
+def open_device() -> Any:
+    """The first device."""
+    from devipc_levelzero.backend import LevelZeroBackend
 
-
-class Channel:
-    """Messages and descriptors between two test processes."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-        sock.settimeout(RECEIVE_TIMEOUT_S)
-
-    def send(self, message: object = None, fds: tuple[int, ...] = ()) -> None:
-        socket.send_fds(self._socket, [json.dumps(message).encode()], fds)
-
-    def receive(self) -> Any:
-        message, fds = self.receive_fds()
-        assert not fds
-        return message
-
-    def receive_fds(self) -> tuple[Any, tuple[int, ...]]:
-        data, fds, _, _ = socket.recv_fds(self._socket, 2**20, 64)
-        if not data:
-            raise EOFError("the other test process is gone")
-        return json.loads(data), tuple(fds)
-
-    def send_extent(self, extent: ExportedExtent) -> None:
-        chunks = [(c.allocation_nbytes, c.offset, c.nbytes, c.payload.hex(), c.has_fd) for c in extent.chunks]
-        self.send([extent.kind, chunks], extent.fds)
-
-    def receive_extent(self) -> ExportedExtent:
-        from devipc.spi import Chunk, ExportedExtent, HandleKind
-
-        (kind, chunks), fds = self.receive_fds()
-        made = tuple(Chunk(a, o, n, bytes.fromhex(payload), has_fd=has_fd) for a, o, n, payload, has_fd in chunks)
-        return ExportedExtent(HandleKind(kind), made, fds)
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-class Peer:
-    """Another process, running a function ``(device, sim, channel)`` of the same file."""
-
-    def __init__(self, function: Callable[..., None], env: dict[str, str] | None = None) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", f"{PACKAGE}.peers", *locate(function), "{}"],
-                env={**(env if env is not None else os.environ), _CONTROL: str(theirs.fileno())},
-                cwd=ROOT,
-                pass_fds=(theirs.fileno(),),
-            )
-        self.channel = Channel(ours)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(timeout=RECEIVE_TIMEOUT_S)
-
-    def finish(self) -> None:
-        code = self.process.wait(timeout=RECEIVE_TIMEOUT_S)
-        assert code == 0, f"peer ended with {code}"
+    return LevelZeroBackend().open_device()
 
 
 @contextmanager
-def peer(function: Callable[..., None], env: dict[str, str] | None = None) -> Iterator[Peer]:
-    """Start a peer; it must end well when the block does, and is killed when the block fails."""
-    other = Peer(function, env)
-    try:
-        yield other
-        other.finish()
-    finally:
-        if other.process.poll() is None:
-            other.kill()
-        other.channel.close()
+def watched(sim: Any) -> Iterator[None]:
+    """Check afterwards that every call came to the driver."""
+    from devipc.calltrace import observe
 
-
-def life_fds() -> int:
-    """Descriptors that tell peers of sessions whether this process lives; they stay until it ends."""
-    liveness = sys.modules.get("devipc.channel.liveness")
-    life = liveness._life if liveness is not None else None
-    return sum(fd is not None for fd in (life.memfd, life.pidfd)) if life is not None else 0
+    counted = Counted(sim)
+    with observe(counted.note):
+        yield
+        counted.check()
 
 
 class Counted:
@@ -244,51 +134,3 @@ class Counted:
         }
         assert not refused, f"calls that never came to the driver: {refused}"
         assert self.made
-
-
-def main() -> int:
-    """Run one body in this process."""
-    from devipc.calltrace import observe
-
-    module, name, arguments = sys.argv[1:]
-    target = getattr(importlib.import_module(f"{PACKAGE}.{module}"), name)
-    values = json.loads(arguments)
-    control = importlib.import_module("tests.simulator.control")
-    sim = values["sim"] = control.Simulator.loaded(DRIVER)
-    if _CONTROL in os.environ:
-        values["channel"] = Channel(socket.socket(fileno=int(os.environ.pop(_CONTROL))))
-    body = getattr(target, "body", target)
-    counted = Counted(sim)
-    if getattr(target, "bare", False):
-        body(**values)
-        return 0
-    from devipc_levelzero.backend import LevelZeroBackend
-
-    with observe(counted.note):
-        fds = len(os.listdir("/proc/self/fd"))
-        device = LevelZeroBackend().open_device()
-        try:
-            body(device=device, **values)
-        finally:
-            device.close()
-        counted.check()
-    gc.collect()
-    report = sim.report()
-    left = {key: value for key, value in report.counters.items() if key.startswith(("live_", "unreturned")) and value}
-    assert not left, f"left behind: {left}"
-    allowed = fds + int(report["fds"]) + life_fds()
-    deadline = time.monotonic() + 2.0  # threads of a session end a little after it
-    while len(os.listdir("/proc/self/fd")) > allowed:
-        assert time.monotonic() < deadline, "descriptors left behind"
-        time.sleep(0.01)
-    return 0
-
-
-if __name__ == "__main__":
-    try:
-        code = main()
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.exit(code)

@@ -2,46 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 from typing import Any
 
-from .peers import Channel, peer, simulated
+from backends.testing.partners import decision
 
-
-def given(device: Any) -> Any:
-    """A backend whose only device is this one, so that a session opens no second one."""
-    backend = importlib.import_module("devipc_levelzero.backend")
-
-    class Given(backend.LevelZeroBackend):  # type: ignore[name-defined,misc]
-        def open_device(self, uuid: str | None = None) -> Any:
-            return device
-
-    return Given()
-
-
-def decide(device: Any, sim: Any, channel: Channel) -> None:
-    session = importlib.import_module("devipc.session")
-    path, strategy = channel.receive()
-    try:
-        with session.Importer(path, backend=given(device), strategy=strategy) as importer:
-            channel.send(importer.decision.to_json())
-            channel.receive()
-    except importlib.import_module("devipc.errors").DevIPCError as error:
-        channel.send({"error": type(error).__name__, "text": str(error)})
-        channel.receive()
-
-
-def decision(device: Any, strategy: str | None = None) -> dict[str, Any]:
-    """Let a session between two processes choose; return its Decision, or the error that it ended with."""
-    os.environ["DEVIPC_TRIAL_CACHE"] = ""
-    session = importlib.import_module("devipc.session")
-    with session.Exporter(backend=given(device)) as exporter, peer(decide) as other:
-        other.channel._socket.settimeout(45.0)
-        other.channel.send([exporter.path, strategy])
-        found: dict[str, Any] = other.channel.receive()
-        other.channel.send()
-    return found
+from .peers import simulated
 
 
 @simulated()

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from backends.testing.helpers import pattern, staging
 from devipc.spi import CompletionTimeout, ResourceExhausted, call_with_deadline
 
-from .helpers import pattern, staging
 from .peers import Channel, peer, simulated
 from .test_memory import MIB, mirror, reflect
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from backends.testing.helpers import changed, pattern, staging
 from devipc.spi import (
     BoundsError,
     CapabilityError,
@@ -22,7 +23,6 @@ from devipc.spi import (
     Verdict,
 )
 
-from .helpers import changed, pattern, staging
 from .peers import Channel, peer, simulated
 
 MIB = 2**20

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from backends.testing.helpers import staging
 from devipc.spi import (
     CapabilityError,
     DriverError,
     HandleKind,
 )
 
-from .helpers import staging
 from .peers import OPTIONAL, ROOT, Channel, peer, simulated
 from .test_memory import MIB, share_one
 from .test_sync import ask, asked

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from backends.testing.helpers import pattern, staging
 from devipc.spi import CapabilityError, ClosedError, DeviceLostError, DriverError, ResourceExhausted, UsageError
 
-from .helpers import pattern, staging
 from .peers import simulated
 
 MIB = 2**20

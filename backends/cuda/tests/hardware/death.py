@@ -19,12 +19,13 @@ from typing import Any
 
 import pytest
 
+from backends.testing.ends import exporter, importer
+from backends.testing.helpers import staging
 from devipc.spi import HandleKind
 
-from ..helpers import staging
 from ..peers import Channel, Peer
 from . import evidence
-from .ends import Clock, exporter, hold_stream, importer, sleep_until_killed, victims
+from .ends import Clock, hold_stream, sleep_until_killed, victims
 from .evidence import MIB, SIMULATED, busy_nbytes, quantiles, until
 
 np: Any = importlib.import_module("numpy")

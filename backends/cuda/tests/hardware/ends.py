@@ -1,11 +1,7 @@
-"""Ends of sessions in test processes, on a device that is open already, and children that are made ready in advance.
-
-Owns no measurement.
-"""
+"""Children that are made ready in advance, and when things happened. Owns no measurement."""
 
 from __future__ import annotations
 
-import importlib
 import select
 import subprocess
 import threading
@@ -17,25 +13,6 @@ from typing import Any
 from ..peers import Channel, Peer
 
 READY_AT_ONCE = 5
-
-
-def given(device: Any) -> Any:
-    """A backend whose only device is this one, so that a session opens no second one."""
-    backend = importlib.import_module("devipc_cuda.backend")
-
-    class Given(backend.CudaBackend):  # type: ignore[name-defined,misc]
-        def open_device(self, uuid: str | None = None) -> Any:
-            return device
-
-    return Given()
-
-
-def exporter(device: Any, **options: Any) -> Any:
-    return importlib.import_module("devipc.session").Exporter(backend=given(device), **options)
-
-
-def importer(device: Any, path: str, **options: Any) -> Any:
-    return importlib.import_module("devipc.session").Importer(path, backend=given(device), **options)
 
 
 @contextmanager

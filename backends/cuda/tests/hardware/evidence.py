@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ..helpers import staging
+from backends.testing.helpers import staging
 
 __all__ = ["SIMULATED", "Section", "busy_nbytes", "main", "quantiles", "until"]
 

@@ -9,7 +9,7 @@ import struct
 import threading
 from typing import Any
 
-from ..helpers import Staging
+from backends.testing.helpers import Staging
 
 _lock = threading.Lock()
 _hosts: dict[str, Staging] = {}

@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from backends.testing.ends import exporter, importer
+from backends.testing.helpers import staging
 from devipc.spi import DevIPCError, HandleKind
 
-from ..helpers import staging
 from ..peers import Channel, Peer
 from . import evidence
-from .ends import exporter, importer
 from .evidence import MIB, SIMULATED
 
 KINDS = ("legacy", "vmm_fd", "pool")

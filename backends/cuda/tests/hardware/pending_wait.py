@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from backends.testing.helpers import Staging, staging
 from devipc.spi import HandleKind
 
-from ..helpers import Staging, staging
 from ..peers import Channel, Peer
 from . import evidence
 from .attempts import CALLS, KINDS, WORD, Attempt

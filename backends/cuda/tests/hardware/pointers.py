@@ -10,7 +10,8 @@ import mmap
 from collections.abc import Callable
 from typing import Any
 
-from ..helpers import staging
+from backends.testing.helpers import staging
+
 from ..test_vmm import BLOCK, Grown
 
 ATTRIBUTES = range(1, 23)

@@ -19,9 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from backends.testing.helpers import STAGING_NBYTES, pattern, staging
 from devipc.spi import DevIPCError, HandleKind
 
-from ..helpers import STAGING_NBYTES, pattern, staging
 from ..peers import Channel, Peer, peer
 from ..test_memory_peers import mirror, reflect
 from ..test_sync import capture, load, observe_event

@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from backends.testing.ends import exporter, importer
+from backends.testing.helpers import Staging, staging
 from devipc.spi import DeviceLostError, DevIPCError, HandleKind
 
-from ..helpers import Staging, staging
 from ..peers import Channel, Peer
 from . import evidence
 from .code import launch, load
-from .ends import exporter, importer
 from .evidence import MIB, open_device, until
 
 STRATEGIES = ("stream_memop", "host_flag", "polling", "event")

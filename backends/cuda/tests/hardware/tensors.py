@@ -10,7 +10,8 @@ import os
 import time
 from typing import Any
 
-from ..helpers import staging
+from backends.testing.helpers import staging
+
 from ..peers import Channel, peer
 
 MIB = 2**20

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from backends.testing.ends import exporter, importer
+
 from ..peers import Channel, peer
 from . import evidence
-from .ends import exporter, importer
 from .evidence import MIB, until
 
 GIB = 2**30

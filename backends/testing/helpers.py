@@ -13,9 +13,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from devipc_cuda.backend import CudaDevice
-    from devipc_cuda.streams import CudaStream
-
     from devipc.spi import ExportedExtent, HostRegistration
 
 STAGING_NBYTES = 2**20
@@ -24,7 +21,7 @@ STAGING_NBYTES = 2**20
 class Staging:
     """A registered host buffer and a stream: blocking reads and writes of device memory."""
 
-    def __init__(self, device: CudaDevice, nbytes: int = STAGING_NBYTES) -> None:
+    def __init__(self, device: Any, nbytes: int = STAGING_NBYTES) -> None:
         self.transfer = device.transfer
         self.memory = mmap.mmap(-1, nbytes)
         self.view = memoryview(self.memory)
@@ -32,7 +29,7 @@ class Staging:
         self.address = ctypes.addressof(self._pin)
         self.registration: HostRegistration = self.transfer.register_host(self.address, nbytes)
         self.device_ptr = self.registration.device_ptr
-        self.stream: CudaStream = self.transfer.create_stream()
+        self.stream: Any = self.transfer.create_stream()
 
     def write(self, ptr: int, data: bytes) -> None:
         """Put ``data`` at a device address, and wait."""
@@ -55,7 +52,7 @@ class Staging:
 
 
 @contextmanager
-def staging(device: CudaDevice, nbytes: int = STAGING_NBYTES) -> Iterator[Staging]:
+def staging(device: Any, nbytes: int = STAGING_NBYTES) -> Iterator[Staging]:
     """Give a :class:`Staging` and take it back."""
     made = Staging(device, nbytes)
     try:
