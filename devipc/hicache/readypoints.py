@@ -54,6 +54,13 @@ class StreamPoint:
         """See :class:`~devipc.hicache.requests.ReadyPoint`."""
         return self.fence.query(self.n)
 
+    def over(self) -> bool:
+        """Return True when it is reached, or never will be."""
+        try:
+            return self.reached()
+        except DevIPCError:
+            return True
+
 
 class MarkerPoint:
     """All work of a stream so far, asked by this process. Fulfils :class:`~devipc.hicache.requests.ReadyPoint`."""
@@ -139,10 +146,16 @@ class StreamPoints:
             return point
 
     def _make_room(self) -> None:
-        """Forget the streams that were not used for long: a caller may make and destroy any number of them."""
-        for handle in list(self._by_stream)[: max(len(self._by_stream) - _MAX_STREAMS + 1, 0)]:
-            last = self._by_stream.pop(handle)
-            last.fence.close(0.0)  # whoever follows it keeps what was reached
+        """Forget streams that were not used for long: a caller may make and destroy any number of them.
+
+        None of which a point is not reached: it would never be.
+        """
+        for handle, last in list(self._by_stream.items()):
+            if len(self._by_stream) < _MAX_STREAMS:
+                return
+            if last.over():
+                del self._by_stream[handle]
+                last.fence.close(0.0)  # whoever follows it keeps what was reached
 
 
 class Forwarder:

@@ -6,6 +6,7 @@ import pytest
 
 from devipc.completion import ProducerFence, create_fence
 from devipc.errors import ClosedError, UsageError
+from devipc.hicache import readypoints
 from devipc.hicache.readypoints import Forwarder, StreamPoint, StreamPoints
 from devipc.interfaces.transfer import Stream
 from devipc.registry import load_backend
@@ -45,4 +46,38 @@ def test_a_stream_that_fails_has_its_own_error_and_leaves_no_fence() -> None:
     made[-1].close(1.0)
     forwarder.close()
     transfer.destroy_stream(stream)
+    device.close()
+
+
+def test_a_stream_with_a_point_that_is_not_reached_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever other streams come meanwhile; one whose points are reached is, with its fence."""
+    monkeypatch.setattr(readypoints, "_MAX_STREAMS", 1)
+    device = load_backend("host").open_device()
+    transfer, forwarder = device.transfer, Forwarder()
+    assert transfer is not None
+    made: list[ProducerFence] = []
+
+    def create(name: str) -> ProducerFence:
+        made.append(create_fence(device, Strategy.HOST_FLAG))
+        return made[-1]
+
+    points = StreamPoints(create, lambda stream: forwarder.point(transfer, stream))
+    slow, quick = transfer.create_stream(), transfer.create_stream()
+    slow.stall()  # type: ignore[attr-defined]
+    first = points.mark(slow)
+    second = points.mark(quick)
+    assert not first.reached()
+    slow.resume()  # type: ignore[attr-defined]
+    for stream in (slow, quick):
+        transfer.synchronize_stream(stream)
+    assert first.reached()
+    assert second.reached()
+    third = transfer.create_stream()
+    points.mark(third)
+    assert [fence.closed for fence in made] == [True, True, False]
+    transfer.synchronize_stream(third)
+    made[-1].close(1.0)
+    forwarder.close()
+    for stream in (slow, quick, third):
+        transfer.destroy_stream(stream)
     device.close()

@@ -21,7 +21,6 @@ from devipc.errors import (
     ClosedError,
     CompletionTimeout,
     DevIPCError,
-    HandleError,
     PeerGone,
     StaleError,
     UsageError,
@@ -43,7 +42,7 @@ FACT = "hicache_client"
 """Name of the fact by which a client's session says whose it is."""
 
 _log = logging.getLogger("devipc.hicache")
-_MAX_READY_FENCES = 1024
+_MAX_READY_FENCES = 1024  # far more than a client's streams and its operations can name at a time
 _ARRIVE_S = 10.0
 _OPEN_S = 10.0
 
@@ -267,17 +266,23 @@ class EngineClient:
     def ready_fence(self, number: int) -> Fence:
         """Open a fence that the client signals, at its first use; blocks for the client's answer."""
         with self._opening:
-            fence = self._ready.get(number)
+            fence = self.known_ready_fence(number)
             if fence is None:
-                if len(self._ready) >= _MAX_READY_FENCES:
-                    raise HandleError(f"more than {_MAX_READY_FENCES} ready fences", remedy="use one for each stream")
                 fence = self._arrived(deadline_after(_ARRIVE_S)).open_fence(f"ready/{number}", timeout_s=_OPEN_S)
-                self._ready[number] = fence
+                with self._changed:
+                    self._ready[number] = fence
+                    spent = [self._ready.pop(next(iter(self._ready)))] if len(self._ready) > _MAX_READY_FENCES else []
+                for one in spent:
+                    one.close(0.0)
             return fence
 
     def known_ready_fence(self, number: int) -> Fence | None:
-        """Return such a fence when it is open already."""
-        return self._ready.get(number)
+        """Return such a fence when it is open already. Those that are not asked for are closed, the oldest first."""
+        with self._changed:
+            fence = self._ready.pop(number, None)
+            if fence is not None:
+                self._ready[number] = fence  # the last one now
+            return fence
 
     # --- the end ---
 
