@@ -154,7 +154,7 @@ def test_the_end_of_the_engine_unmaps_too(scene: Scene) -> None:
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("what", ["refuse", "break"])
+@pytest.mark.parametrize("what", ["refuse", pytest.param("break", marks=pytest.mark.long)])
 def test_an_engine_whose_driver_does_not_unmap_ends(scene: Scene, what: str) -> None:
     """Nothing else unmaps then; another one serves."""
     handle = scene.register()
