@@ -62,6 +62,8 @@ class Shares:
     def check(self, owner: bytes, nbytes: int, exact: Callable[[], int]) -> None:
         """Raise ResourceExhausted when ``owner`` may not pin ``nbytes`` more; whatever it has pinned twice.
 
+        It is not retryable when so many would be too many alone.
+
         Parameters
         ----------
         exact : callable
@@ -73,7 +75,9 @@ class Shares:
             f"{nbytes} bytes more of the host tier would be kept for this client, {most} may be in all:"
             f" {self.kept_nbytes} are for each of {len(self._attached)} clients, and for one that may come",
             code="share",
-            remedy="release leases and wait for transfers of this client; or let less be kept (kept_percent)",
+            retryable=nbytes <= self.ceiling(owner),
+            remedy="release leases and wait for transfers of this client, or ask for fewer pages; or let less be kept"
+            " (kept_percent)",
         )
 
     def take(self, owner: bytes, nbytes: int) -> None:

@@ -12,6 +12,7 @@ from devipc.errors import ResourceExhausted
 from devipc.hicache.api import UNFENCED
 from devipc.hicache.operations import Event, Status
 from devipc.hicache.results import PageResult
+from devipc.hicache.shares import Shares
 from devipc.hicache.turns import in_turn
 from devipc.interfaces.backend import Device
 from devipc.registry import load_backend
@@ -155,6 +156,35 @@ def test_whoever_has_few_operations_is_not_behind_all_of_another(device: Device,
             done(ticket)
         last = max(number for number, name in enumerate(ended) if name == "modest")
         assert last < 20, ended  # of 34; what two clients hear is not quite in order
+
+
+def test_what_a_client_may_have_pinned() -> None:
+    """Half of 240 bytes is kept: 40 for each of two and one that may come."""
+    shares = Shares(240)
+    shares.kept_percent = 50
+    for owner in (b"a", b"b"):
+        shares.join(owner)
+    assert (shares.kept_nbytes, shares.ceiling(b"a"), shares.most(b"a")) == (40, 160, 160)
+
+    def refused(nbytes: int, exact: int) -> bool:
+        with pytest.raises(ResourceExhausted) as caught:
+            shares.check(b"a", nbytes, lambda: exact)
+        assert caught.value.code == "share"
+        return caught.value.retryable
+
+    assert not refused(161, 161)  # whatever it gives back
+    shares.take(b"a", 100)
+    assert refused(100, 200)
+    shares.check(b"a", 100, lambda: 150)  # half of that is held already
+    shares.take(b"b", 120)
+    assert refused(10, 110)
+    shares.give_back(b"a", 100)
+    shares.check(b"a", 40, lambda: 40)  # its share, whatever others have
+    assert shares.pinned() == {b"b".hex(): 120}
+    shares.leave(b"b")
+    assert (shares.kept_nbytes, shares.most(b"a")) == (60, 60)
+    shares.give_back(b"b", 120)
+    assert (shares.ceiling(b"a"), shares.most(b"a")) == (180, 180)
 
 
 def test_turns() -> None:
