@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from devipc.capabilities import Capability
+from devipc.cli.options import SECONDS
 from devipc.cli.tables import show_table
-from devipc.registry import backend_names, check_backend_in_child, quarantined
+from devipc.probe.runner import DEFAULT_TIMEOUT_S, list_backends
 
 __all__ = ["command"]
 
@@ -20,21 +20,17 @@ __all__ = ["command"]
 @click.option(
     "--timeout",
     "timeout_s",
-    default=20.0,
+    default=DEFAULT_TIMEOUT_S,
     show_default=True,
-    type=click.FloatRange(min=0, min_open=True),
+    type=SECONDS,
     help="Seconds that each backend may take.",
 )
 def command(*, as_json: bool, timeout_s: float) -> None:
     """List installed backends and their devices. Each is loaded in a child, so that a crash costs one row."""
     rows: list[dict[str, Any]] = []
-    for name in backend_names():
-        check = check_backend_in_child(name, timeout_s=timeout_s)
-        devices = [{"uuid": device.uuid, "name": device.name} for device in check.devices]
-        rows.append({"backend": name, "devices": devices, **check.capability.to_json()})
-    for fault in quarantined():
-        capability = Capability.no(fault.reason, remedy=fault.remedy)
-        rows.append({"backend": fault.name, "devices": [], **capability.to_json()})
+    for one in list_backends(timeout_s=timeout_s):
+        devices = [{"uuid": device.uuid, "name": device.name} for device in one.devices]
+        rows.append({"backend": one.name, "devices": devices, **one.capability.to_json()})
     if as_json:
         click.echo(json.dumps({"schema": "devipc.backends/1", "backends": rows}, indent=2))
         return

@@ -9,7 +9,6 @@ import click
 from devipc.cli.options import finish, probing_options, show_backends
 from devipc.cli.tables import ProgressLine, show_table
 from devipc.probe.matrix import Cell, Matrix, run_matrix
-from devipc.probe.report import EXIT_TOOL_FAILED
 
 __all__ = ["command"]
 
@@ -29,12 +28,14 @@ def command(*, backend: str | None, devices: Sequence[str], timeout_s: float, as
         with progress:
             matrix = run_matrix(backend=backend, devices=devices, timeout_s=timeout_s, progress=progress.update)
     except Exception as error:
-        click.echo(f"devipc: the matrix failed: {type(error).__name__}: {error}", err=True)
-        raise SystemExit(EXIT_TOOL_FAILED) from error
+        matrix = Matrix((), (), (), error=f"{type(error).__name__}: {error}")
     finish(matrix.to_json(), as_json=as_json, show=lambda: _show(matrix), devices=devices)
 
 
 def _show(matrix: Matrix) -> None:
+    if matrix.error:
+        click.echo(f"devipc: the matrix failed: {matrix.error}", err=True)
+        return
     if not matrix.devices:
         show_backends(matrix.backends)
         return

@@ -220,7 +220,9 @@ def _capability_of(error: Exception) -> Capability:
     if isinstance(error, DevIPCError):
         evidence = str(error.status or "")
         return Capability.broken(f"{type(error).__name__}: {error.message}", remedy=error.remedy, evidence=evidence)
-    stack = "".join(traceback.format_exception(error))[-_MAX_EVIDENCE:]
+    stack = "".join(traceback.format_exception(error))
+    if len(stack) > 2 * _MAX_EVIDENCE:  # a message can be of any length
+        stack = f"{stack[:_MAX_EVIDENCE]} ... {stack[-_MAX_EVIDENCE:]}"
     return Capability.broken(
         f"raised {type(error).__name__}: {error}",
         remedy="upgrade or repair the plugin; the evidence has the stack",

@@ -23,6 +23,9 @@ from devipc.registry import backend_names
 
 __all__ = ["backend_facts", "collect", "redact", "redact_paths"]
 
+_MOST = 4000
+"""Characters of one text; of a longer one both ends stay: what was said, and where a stack says what was raised."""
+
 _VISIBLE = re.compile(
     r"(?:\w+_)?(?:VISIBLE_DEVICES|DEVICE_ORDINAL|AFFINITY_MASK|DEVICE_SELECTOR|DEVICE_ORDER|DEVICE_HIERARCHY|ALLOC_CONF|"
     r"MODULE_LOADING|LAUNCH_BLOCKING|SYSMAN\w*)|DEVIPC_\w+"
@@ -79,7 +82,12 @@ def redact(text: str) -> str:
 
 
 def redact_paths(text: str) -> str:
-    """Return ``text`` without user name, host name and home paths; identities stay, since devices go by them."""
+    """Return ``text`` without user name, host name and home paths; identities stay, since devices go by them.
+
+    Whoever wrote it, the result is of bounded length and does nothing to a terminal.
+    """
+    text = text if len(text) <= _MOST else f"{text[: _MOST // 2]} ... {text[-_MOST // 2 :]}"
+    text = "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)
     home = os.path.expanduser("~")
     if len(home) > 1:
         text = re.sub(rf"{re.escape(home)}(?=[/\s:'\"]|$)", "~", text)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from devipc._version import __version__
-from devipc.capabilities import Capability
-from devipc.completion.offers import AUTOMATIC, is_offered, words_are_proven
+from devipc.capabilities import Capability, is_offered
+from devipc.completion.offers import AUTOMATIC, words_are_proven
 from devipc.probe.pair import Target, capability_from
-from devipc.probe.report import EXIT_MISSING, EXIT_NO_DEVICE, EXIT_OK, BackendRow, Row
+from devipc.probe.report import EXIT_MISSING, EXIT_NO_DEVICE, EXIT_OK, EXIT_TOOL_FAILED, BackendRow, Row
 from devipc.probe.runner import DEFAULT_TIMEOUT_S, Checks, Progress, list_backends, pick_devices, silent
 from devipc.types import DeviceInfo
 
@@ -73,15 +73,20 @@ class Matrix:
         Label, backend and device of each row and column.
     cells : sequence of Cell
         In the order of rows, then columns.
+    error : str
+        Why the tool failed; empty when it did not.
     """
 
     backends: Sequence[BackendRow]
     devices: Sequence[tuple[str, str, DeviceInfo]]
     cells: Sequence[Cell]
+    error: str = ""
 
     @property
     def exit_code(self) -> int:
-        """0; 1 when a device cannot even be shared with another process on it; 3 without a device."""
+        """0; 1 when a device cannot even be shared with another process on it; 3 without a device; 4 with an error."""
+        if self.error:
+            return EXIT_TOOL_FAILED
         if not self.devices:
             return EXIT_NO_DEVICE
         own = [cell for cell in self.cells if cell.exporter == cell.importer]
@@ -93,6 +98,7 @@ class Matrix:
             "schema": MATRIX_SCHEMA,
             "devipc": __version__,
             "exit_code": self.exit_code,
+            "error": self.error,
             "backends": [row.to_json() for row in self.backends],
             "devices": [
                 {"label": label, "backend": backend, "uuid": info.uuid, "name": info.name}

@@ -102,7 +102,9 @@ class Pair:
                 self._started, started = True, time.monotonic()
             order = json.dumps({"do": what, "limit_s": limit_s}).encode()
             self._control.send(CALL, order, timeout_s=limit_s)
-            answer: dict[str, Any] = json.loads(self._control.receive(limit_s + _GRACE_S).body)
+            answer = json.loads(self._control.receive(limit_s + _GRACE_S).body)
+            if not isinstance(answer, dict):
+                raise ValueError(f"{type(answer).__name__} in place of named values")
             if "partner_gone" not in answer:
                 return answer
             gone = self._importer or gone
@@ -205,5 +207,5 @@ def partner_limit(limit_s: float) -> float:
 
 
 def capability_from(fields: Mapping[str, str]) -> Capability:
-    """Return the capability behind its JSON-ready values."""
-    return Capability(Verdict(fields["verdict"]), fields["evidence"], fields["reason"], fields["remedy"])
+    """Return the capability behind its JSON-ready values, whatever a plugin put in place of text."""
+    return Capability(Verdict(fields["verdict"]), *(str(fields[one]) for one in ("evidence", "reason", "remedy")))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from devipc.capabilities import Capability, Verdict
@@ -29,6 +29,7 @@ BUILT_IN = "host"
 _GRACE_S = 1.0
 _MAX_ANSWER_NBYTES = 1 << 20
 _MAX_EVIDENCE_NBYTES = 4096
+_MAX_TEXT = 128  # as the wire takes an identity
 _CHILD = """
 import sys
 name, timeout_s, fd, *sys.path[:] = sys.argv[1:]
@@ -233,13 +234,13 @@ def _decode(name: str, answer: bytes) -> BackendCheck:
     import json
 
     try:
-        fields = json.loads(answer)
+        told = json.loads(answer)
         return BackendCheck(
             name,
-            Capability(Verdict(fields.pop("verdict")), **fields.pop("why")),
-            tuple(DeviceInfo(**device) for device in fields["devices"]),
+            Capability(Verdict(told.pop("verdict")), **told.pop("why")),
+            tuple(DeviceInfo(**device) for device in told["devices"]),
         )
-    except (ValueError, TypeError, KeyError) as error:
+    except Exception as error:  # a plugin can write there too
         return BackendCheck(name, Capability.broken(f"its child gave an answer that cannot be read ({error})"))
 
 
@@ -254,8 +255,8 @@ def _check(name: str) -> BackendCheck:
         return BackendCheck(name, Capability.no(error.message, remedy=error.remedy))
     try:
         devices = tuple(backend.devices())
-        if not all(isinstance(device, DeviceInfo) for device in devices):
-            raise TypeError("devices() listed something that is no DeviceInfo")
+        for device in devices:
+            _look_at(device)
     except KeyboardInterrupt:
         raise
     except CapabilityError as error:
@@ -267,6 +268,20 @@ def _check(name: str) -> BackendCheck:
         return BackendCheck(name, Capability.no("it lists no device", remedy="check that this process may see one"))
     listed = ", ".join(f"{device.uuid} ({device.name})" for device in devices)
     return BackendCheck(name, Capability.yes(f"lists {len(devices)} device(s): {listed}"), devices)
+
+
+def _look_at(device: object) -> None:
+    """Raise TypeError when others could not go by what is listed: wrong types, or text that nobody can read."""
+    if not isinstance(device, DeviceInfo):
+        raise TypeError(f"devices() listed {type(device).__name__}, which is no DeviceInfo")
+    for one in fields(device):
+        value, wanted = getattr(device, one.name), str if one.type == "str" else int
+        if not isinstance(value, wanted):
+            raise TypeError(f"{one.name} of a device is {type(value).__name__}, not {wanted.__name__}")
+        if isinstance(value, str) and not (value.isprintable() and len(value) <= _MAX_TEXT):
+            raise TypeError(f"{one.name} of a device is not at most {_MAX_TEXT} printable characters")
+    if not device.uuid:
+        raise TypeError("a device has no uuid")
 
 
 def _answer(name: str, *, timeout_s: float, fd: int) -> None:
@@ -281,8 +296,8 @@ def _answer(name: str, *, timeout_s: float, fd: int) -> None:
     faulthandler.dump_traceback_later(timeout_s, exit=True)
     check = _check(name)
     why = check.capability.to_json()
-    fields: dict[str, Any] = {"verdict": why.pop("verdict"), "why": why, "devices": [asdict(d) for d in check.devices]}
-    answer = memoryview(json.dumps(fields).encode())
+    told: dict[str, Any] = {"verdict": why.pop("verdict"), "why": why, "devices": [asdict(d) for d in check.devices]}
+    answer = memoryview(json.dumps(told).encode())
     while answer:
         answer = answer[os.write(fd, answer) :]
     os._exit(0)

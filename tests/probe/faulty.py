@@ -19,6 +19,15 @@ DEVIPC_CONTRACT = 1
 FAULT = os.environ.get("DEVIPC_TEST_FAULT", "")
 
 
+UNREADABLE: dict[str, Any] = {
+    "list_no_text": {"uuid": 5},
+    "list_no_name": {"uuid": ""},
+    "list_escape": {"name": "\x1b[2J"},
+    "list_long": {"uuid": "FAULTY" * 10**5},
+}
+"""What a device is listed with, by fault."""
+
+
 def segfault() -> None:
     ctypes.string_at(8)
 
@@ -49,6 +58,8 @@ class Memory(Changed):
     def kinds(self) -> Any:
         if FAULT == "claims_raise":
             raise OSError("no such node")
+        if FAULT == "claims_no_text":
+            return {kind: Capability.no(None) for kind in self._inner.kinds()}  # type: ignore[arg-type]
         return self._inner.kinds()
 
     def allocate(self, *args: Any, **options: Any) -> Any:
@@ -64,6 +75,8 @@ class Memory(Changed):
             os._exit(7)
         if FAULT == "export_raise":
             raise ZeroDivisionError("by hand")
+        if FAULT == "export_escape":
+            raise ValueError("\ud800\x1b[2J" + "x" * 10**6)
         if FAULT == "wrong_offset":
             ptr += 64
         return self._inner.export(ptr, nbytes, **options)
@@ -153,6 +166,8 @@ class Faulty:
         if FAULT == "list_none":
             raise CapabilityError("no driver", remedy="get one")
         (info,) = self._host.devices()
+        if FAULT in UNREADABLE:
+            return [replace(info, **UNREADABLE[FAULT])]
         return [replace(info, uuid=f"FAULTY-{n}", ordinal=n, name=f"Faulty {n}") for n in range(2)]
 
     def open_device(self, uuid: str | None = None) -> Device:

@@ -27,6 +27,7 @@ ROWS = [
     ("export_segv", "memory.memfd", "broken", "the exporter's process crashed (signal 11)"),
     ("export_exit", "memory.memfd", "broken", "ended without an answer (exit status 7)"),
     ("export_raise", "memory.memfd", "broken", "raised ZeroDivisionError: by hand"),
+    ("export_escape", "memory.memfd", "broken", r"raised ValueError: \ud800\x1b[2Jxxxx"),
     ("no_register", "memory.memfd", "untested", "cannot be compared without registered host memory"),
     ("no_register", "sync.polling", "yes", ""),
     ("pin_limit", "sync.polling", "yes", ""),
@@ -64,6 +65,7 @@ def test_a_fault_is_a_row(
         found = (checks.open() if check == "identity" else checks.run(check, None)).capability
     assert found.verdict == verdict, found
     assert reason in found.reason
+    assert len(found.reason) + len(found.evidence) < 10_000
     if verdict == "broken" and ("crashed" in reason or "raised" in reason):
         assert "faulty.py" in found.evidence  # the stack says whose fault it is
 
@@ -100,6 +102,7 @@ def test_a_device_that_always_hangs_is_given_up(checks: Checks, monkeypatch: pyt
             "no_sync", 0, {"mechanism": "no", "sync.stream_memop": "no", "sync.event": "no"}, marks=pytest.mark.long
         ),
         ("device_segv", 1, {"identity": "broken"}),
+        pytest.param("claims_no_text", 0, {}, marks=pytest.mark.long),
     ],
 )
 def test_the_rest_is_found_out_all_the_same(site: Path, fault: str, code: int, found: dict[str, str]) -> None:
@@ -128,6 +131,10 @@ def test_a_missing_interface_is_one_row_and_a_reason_in_those_that_need_it(site:
         ("import_hang", "broken", "timed out after 2 s"),
         pytest.param("import_raise", "no", "loading it raised RuntimeError: no luck", marks=pytest.mark.long),
         pytest.param("list_none", "no", "no driver", marks=pytest.mark.long),
+        ("list_no_text", "broken", "uuid of a device is int, not str"),
+        pytest.param("list_no_name", "broken", "a device has no uuid", marks=pytest.mark.long),
+        pytest.param("list_escape", "broken", "name of a device is not at most 128 pri", marks=pytest.mark.long),
+        pytest.param("list_long", "broken", "uuid of a device is not at most 128 pri", marks=pytest.mark.long),
     ],
 )
 def test_a_plugin_that_cannot_be_loaded_costs_its_own_row(site: Path, fault: str, verdict: str, reason: str) -> None:
