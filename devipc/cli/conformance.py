@@ -80,8 +80,17 @@ def run(
     wanted = profile_of(backend=backend, profile=profile, device=device, required=required, simulated=simulated)
     names = [part.strip() for part in only.split(",") if part.strip()]
     try:
-        with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
-            good, document = run(wanted, only=names, results=results, junit=junit, large=large, share=part)
+        with (
+            os.fdopen(os.dup(1), "w", encoding="utf-8") as out,  # what is written to 1 during a case is captured
+            contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout),
+        ):
+
+            def told(document: dict[str, Any]) -> None:
+                if as_json:
+                    out.write(json.dumps(document, indent=1) + "\n")
+                    out.flush()
+
+            good, document = run(wanted, only=names, results=results, junit=junit, large=large, share=part, told=told)
     except SuiteError as error:
         click.echo(f"devipc: {error}", err=True)
         sys.exit(EXIT_FAILED)

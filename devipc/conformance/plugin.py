@@ -223,10 +223,14 @@ class _Run:
     def _give_up(self, key: str, known: Case, parameters: str) -> None:
         reason = f"this process was still stuck after {self._limit_s:g} s"
         self._suite.recorder.add(key, known, parameters, Outcome(Result.FAIL, reason), self._limit_s)
-        os.write(self._stderr, f"{known.id}: {reason}\n".encode())
-        faulthandler.dump_traceback(file=self._stderr)
-        self._suite.abandon()
-        os._exit(_HUNG_STATUS)
+        try:
+            os.write(self._stderr, f"{known.id}: {reason}\n".encode())
+            faulthandler.dump_traceback(file=self._stderr)
+            self._suite.stuck()
+        except Exception as error:  # a full disk, as a rule: the process is stuck all the same
+            os.write(self._stderr, f"the results are lost: {error}\n".encode())
+        finally:
+            os._exit(_HUNG_STATUS)
 
 
 def _parameters(item: pytest.Item) -> str:

@@ -146,12 +146,26 @@ def read_run(path: Path) -> Run:
         When it is none.
     """
     try:
+        if not path.is_file():  # one that never ends would be read for ever
+            raise ValueError("it is no regular file")
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {error}", remedy="pass files that --results has written") from error
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise UsageError(f"{path} holds no results of schema {SCHEMA}", remedy="pass files that --results has written")
-    return Run(path, document)
+    run = Run(path, document)
+    try:
+        tests = [Result(test["result"]) for test in document["tests"]]
+        if any(document["counts"][result.value] != tests.count(result) for result in Result):
+            raise ValueError("its tests are not as many as it counts")
+        if set(document["cases"]) != {test["id"] for test in document["tests"]}:
+            raise ValueError("its tests are not those of its cases")
+        run.summary()
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(
+            f"{path} is damaged: {type(error).__name__}: {error}", remedy="run the suite again with --results"
+        ) from error
+    return run
 
 
 def cell(runs: Sequence[Run], *, kind: str = "", strategy: str = "") -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import enum
 import json
+import os
 import platform
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 
 from devipc._version import __version__
 from devipc.conformance.catalogue import Case
-from devipc.errors import DevIPCError
+from devipc.errors import DevIPCError, UsageError
 from devipc.interfaces.backend import Backend
 from devipc.types import DeviceInfo
 
@@ -29,6 +30,7 @@ __all__ = [
     "Result",
     "SuiteError",
     "backend_package",
+    "check_writable",
     "describe",
     "is_backends_fault",
     "merged",
@@ -150,10 +152,29 @@ class Recorder:
 
 
 def write_results(path: Path, document: Mapping[str, Any]) -> None:
-    """Write the results of a run, whole or not at all."""
+    """Write the results of a run, whole or not at all; to a terminal, pipe or device as it takes them."""
+    text = json.dumps(document, indent=1) + "\n"
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
+    path = path.resolve()
     partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    partial.write_text(text, encoding="utf-8")
     partial.replace(path)
+
+
+def check_writable(*paths: Path | None) -> None:
+    """Find out before a run, and not behind it, that its results have no place.
+
+    Raises
+    ------
+    UsageError
+        When the folder of a file is not there or cannot be written to.
+    """
+    for path in filter(None, paths):
+        folder = path.resolve().parent
+        if not path.exists() and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+            raise UsageError(f"{path} cannot be written: no writable folder {folder}", remedy="name another place")
 
 
 def merged(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

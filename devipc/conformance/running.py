@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from devipc.conformance import plugin
 from devipc.conformance.catalogue import cases
 from devipc.conformance.plugin import Prepared
 from devipc.conformance.profile import BackendProfile, find_profile
-from devipc.conformance.results import SuiteError
+from devipc.conformance.results import SuiteError, check_writable
 from devipc.conformance.suite import Suite
 from devipc.errors import UsageError
 
@@ -55,6 +56,7 @@ def run(
     junit: Path | None = None,
     large: bool = False,
     share: tuple[int, int] = (1, 1),
+    told: Callable[[dict[str, Any]], None] = lambda _document: None,
 ) -> tuple[bool, dict[str, Any]]:
     """Run the suite in this process; blocks until it is over, and ends this process when a driver is stuck.
 
@@ -70,6 +72,8 @@ def run(
         Run cases that need gigabytes too.
     share : tuple of int
         Which of how many parts is run, the first being 1; see :func:`devipc.conformance.shares.run_shares`.
+    told : callable
+        Given the results when a driver is stuck, right before this process ends; on a thread of its own.
 
     Returns
     -------
@@ -88,19 +92,26 @@ def run(
     known = {*areas(), *(case.id for case in cases())}
     if unknown := [name for name in only if name not in known]:
         raise UsageError(f"no case or area {', '.join(unknown)}", remedy="see `devipc conformance list`")
+    check_writable(results, junit)
     if share[1] > 1:  # other shares use the device
         profile = dataclasses.replace(profile, exclusive_device=False)
-    suite = Suite(profile, large=large, only=tuple(only), results=results, share=share)
     arguments = ["--pyargs", "devipc.conformance", "-c", os.devnull, "--rootdir", os.getcwd()]
     arguments += ["--noconftest", "-p", "no:cacheprovider", "-q", "--tb=short"]
     arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # the catalogue was imported before pytest began
     arguments += [f"--junit-xml={junit}"] if junit is not None else []
     with tempfile.TemporaryDirectory(prefix="devipc-conformance-") as folder:
         os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", folder)
+
+        def stuck(document: dict[str, Any]) -> None:
+            shutil.rmtree(folder, ignore_errors=True)
+            told(document)
+
+        suite = Suite(profile, large=large, only=tuple(only), results=results, share=share, told=stuck)
         code = pytest.main(arguments, plugins=[plugin, Prepared(suite)])
     sys.stdout.flush()
     if code == pytest.ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
-    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+    nothing = share[1] > 1 and code == pytest.ExitCode.NO_TESTS_COLLECTED  # there are more shares than cases
+    if not nothing and code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         raise SuiteError(f"the run broke off: pytest ended with {pytest.ExitCode(code).name.lower()}")
-    return code == pytest.ExitCode.OK, suite.document()
+    return nothing or code == pytest.ExitCode.OK, suite.document()

@@ -6,8 +6,11 @@ Cases stand beside cases of other shares, so free device memory is not held agai
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -16,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from devipc.conformance.results import merged, write_results
+from devipc.conformance.results import check_writable, merged, write_results
 from devipc.errors import UsageError
 
 __all__ = ["read_share", "run_shares"]
@@ -25,6 +28,7 @@ _KNOWN = (0, 1, 2, 3, 130, 70)
 """Statuses, the worst last."""
 _SHOWN = 60
 _END_S = 30.0
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _SHARE = re.compile(r"([1-9]\d{0,2})/([1-9]\d{0,2})")
 
 
@@ -63,12 +67,13 @@ def run_shares(
     SuiteError
         When shares are not of one run.
     """
+    check_writable(results)
     with tempfile.TemporaryDirectory(prefix="devipc-conformance-") as folder:
         files = [Path(folder, f"{number}.json") for number in range(1, jobs + 1)]
         processes: list[subprocess.Popen[bytes]] = []
         try:
             for number, file in enumerate(files, 1):
-                command = [sys.executable, "-m", "devipc", "conformance", "run", *arguments]
+                command = [sys.executable, "-m", __name__, str(os.getpid()), "conformance", "run", *arguments]
                 command += ["--share", f"{number}/{jobs}", "--results", str(file)]
                 with open(file.with_suffix(".log"), "w", encoding="utf-8") as log:
                     # A session of its own: an interrupt from the terminal reaches it once, by way of this process.
@@ -101,3 +106,14 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _main(parent: str) -> None:
+    """Be the command line, for as long as the process that asked for it lives."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() == int(parent):
+        runpy.run_module("devipc", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _main(sys.argv.pop(1))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,8 @@ class Suite:
         Where the file goes.
     share : tuple of int
         Which of how many parts of the cases is run, the first being 1.
+    told : callable
+        Given the results when this process is about to be ended, since a case is stuck.
     """
 
     def __init__(
@@ -56,7 +59,9 @@ class Suite:
         only: tuple[str, ...],
         results: Path | None,
         share: tuple[int, int] = (1, 1),
+        told: Callable[[dict[str, Any]], None] = lambda _document: None,
     ) -> None:
+        self._told = told
         self.profile = profile
         self.share = share
         self.large = large
@@ -203,11 +208,17 @@ class Suite:
         with shared_by_peer(peer, PAGE, kind, seed=1) as theirs:
             self.rig.memory.close(self.rig.memory.open(theirs))
 
-    def abandon(self) -> None:
-        """Write the results and end all peers; the device of this process is stuck."""
-        if self._results is not None:
-            write_results(self._results, self.document())
-        self.peers.close()
+    def stuck(self) -> None:
+        """Tell and write the results, and end all peers; the device of this process is stuck."""
+        self._told(self.document())
+        self._abandon()
+
+    def _abandon(self) -> None:
+        try:
+            if self._results is not None:
+                write_results(self._results, self.document())
+        finally:
+            self.peers.close()
 
     def document(self) -> dict[str, Any]:
         """Return the results so far, as the file has them."""
@@ -223,7 +234,7 @@ class Suite:
 
     def close(self) -> None:
         """Write the results, end all peers and close the device."""
-        self.abandon()
+        self._abandon()
         attempt(self._device.close if self._rig is None else self._rig.close, self.profile.deadline_s)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+
+from devipc.conformance.results import write_results
 
 SCRIPT = str(Path(sys.executable).with_name("devipc"))
 LIAR = "tests.suite.liars:short_mapping"
@@ -76,6 +79,9 @@ def test_cases_are_listed(tmp_path: Path) -> None:
         (("run", "--backend", "host", "--device", "nowhere"), 3, "no device nowhere"),
         (("run", "--backend", "host", "--only", "NONE-1"), 2, "no case or area NONE-1"),
         (("report", __file__), 2, "cannot be read"),
+        (("report", "/dev/zero"), 2, "it is no regular file"),
+        (("run", "--backend", "host", "--results", "/no/such/results.json"), 2, "cannot be written"),
+        (("run", "--backend", "host", "--jobs", "2", "--results", "/no/such/results.json"), 2, "cannot be written"),
     ],
 )
 def test_what_cannot_begin_says_why(tmp_path: Path, arguments: tuple[str, ...], code: int, words: str) -> None:
@@ -102,7 +108,7 @@ def test_shares_beside_each_other_are_one_run(tmp_path: Path) -> None:
 def test_what_goes_wrong_in_one_share_is_said(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     where = str(tmp_path / "results.json")
-    done = conformance(root, "run", "--backend", LIAR, "--only", "MEM-011,DISC-010", "--jobs", "2", "--results", where)
+    done = conformance(root, "run", "--backend", LIAR, "--only", "MEM-011,DISC-010", "--jobs", "3", "--results", where)
     assert done.returncode == 1, done.stderr
     assert "MEM-011" in done.stdout
     assert json.loads(Path(where).read_text())["cases"] == {"DISC-010": "skip", "MEM-011": "fail"}
@@ -113,16 +119,55 @@ def test_what_goes_wrong_in_one_share_is_said(tmp_path: Path) -> None:
         assert "remedy" in refused.stderr
 
 
-def test_an_interrupt_ends_all_shares(tmp_path: Path) -> None:
+def test_results_go_to_what_is_no_file_as_they_are(tmp_path: Path) -> None:
+    fifo, device = tmp_path / "fifo", tmp_path / "null"
+    os.mkfifo(fifo)
+    os.symlink("/dev/null", device)
+    with open(os.open(fifo, os.O_RDWR), "rb", buffering=0) as end:
+        write_results(fifo, {"some": "results"})
+        write_results(device, {"some": "results"})
+        assert json.loads(end.read(100)) == {"some": "results"}
+    assert (fifo.is_fifo(), device.is_symlink(), Path("/dev/null").is_char_device()) == (True, True, True)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120)
+def test_a_stuck_case_leaves_a_document_on_the_standard_output_too(tmp_path: Path) -> None:
+    (tmp_path / "profiles.py").write_text(
+        "from devipc.conformance import BackendProfile\n"
+        "STUCK = BackendProfile(backend='tests.suite.sync_liars:stuck', deadline_s=1)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    command = [SCRIPT, "conformance", "run", "--profile", "profiles:STUCK", "--only", "DISC-203", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path, env=env, check=False)
+    assert (done.returncode, json.loads(done.stdout)["cases"]) == (70, {"DISC-203": "fail"}), done.stderr
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_end_of_a_run_is_the_end_of_all_shares(tmp_path: Path, number: signal.Signals) -> None:
     command = [SCRIPT, "conformance", "run", "--backend", "host", "--jobs", "2"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     deadline = time.monotonic() + 20
     while len(shares := children.read_text().split()) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(2.0)  # well into the cases
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     output, _ = process.communicate(timeout=40)
-    assert process.returncode == 130, output
+    assert process.returncode == (-number if number == signal.SIGKILL else 130), output
     assert len(shares) == 2
-    assert not any(Path(f"/proc/{pid}").exists() for pid in shares)
+    deadline = time.monotonic() + 30
+    while (there := [pid for pid in shares if _lives(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert there == []
+    if number != signal.SIGKILL:
+        assert list(tmp_path.iterdir()) == []
+
+
+def _lives(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

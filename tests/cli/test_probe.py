@@ -14,7 +14,9 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from devipc.cli.matrix import command
 from tests.probe.tool import SCRIPT, environment, run, site
 
 __all__ = ["site"]
@@ -100,6 +102,23 @@ def test_the_matrix_of_two_devices_says_why_a_cell_is_not_the_best(site: Path) -
     assert [reason.split(":")[0] for reason in own["reasons"]] == ["sync.stream_memop no"]
     assert (other["kind"], other["strategy"]) == ("", "host_flag")
     assert "its own backend and device only; remedy: " in other["reasons"][0]
+
+
+def test_a_process_without_standard_streams_probes_all_the_same(site: Path) -> None:
+    command = f"{SCRIPT} probe --backend host --json 3>&1 <&- >&- 2>&- >&3 3>&-"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=50, env=HOST, check=False)
+    assert (done.returncode, json.loads(done.stdout)["counts"]["yes"] > 10) == (0, True), done.stdout
+
+
+def test_a_matrix_that_fails_is_a_document_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_disk(**_options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("devipc.cli.matrix.run_matrix", no_disk)
+    done = CliRunner().invoke(command, ["--json"])
+    document = json.loads(done.stdout)
+    assert (done.exit_code, document["exit_code"], document["cells"]) == (4, 4, [])
+    assert "No space left" in document["error"]
 
 
 def test_the_matrix_without_a_device_and_with_one_that_cannot_be_shared(site: Path) -> None:

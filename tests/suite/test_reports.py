@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from devipc.conformance.reports import Run, cell, read_run
+from devipc.conformance.results import Result
 from devipc.errors import UsageError
 
 
@@ -21,7 +22,7 @@ def run_of(tests: list[tuple[str, str, str]], *, device: str = "Model 1", simula
         "device": {"name": device},
         "facts": {"driver": "1.2"},
         "settings": {"only": [], "simulated": simulated},
-        "counts": {name: sum(result == name for _, _, result in tests) for name in ("pass", "skip", "fail", "error")},
+        "counts": {name: sum(result == name for _, _, result in tests) for name in Result},
         "cases": {identity: result for identity, _, result in tests},
         "tests": [
             {"id": identity, "parameters": parameters, "result": result, "reason": f"why {result}"}
@@ -80,7 +81,27 @@ def test_summary_says_what_is_not_well() -> None:
     assert json.loads(json.dumps(summary)) == summary
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"schema": "another/1"}'])
+DAMAGED = [
+    {"device": None},
+    {"tests": []},
+    {"tests": [{"id": "MEM-011", "parameters": "", "result": "nonsense", "reason": ""}]},
+    {"counts": {}},
+    {"cases": 5},
+    {"settings": None},
+]
+
+
+@pytest.mark.parametrize("change", DAMAGED)
+def test_damaged_files_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    path.write_text(json.dumps(VERIFIED.document))
+    assert read_run(path).summary() == {**VERIFIED.summary(), "file": "file.json"}
+    path.write_text(json.dumps({**VERIFIED.document, **change}))
+    with pytest.raises(UsageError, match=r"file\.json is damaged"):
+        read_run(path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "[" * 10**5, '{"schema": "another/1"}'])
 def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "file.json"
     path.write_text(text)
