@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from devipc.errors import PeerGone, StaleError
+from devipc.errors import DevIPCError, PeerGone, StaleError
 from devipc.hicache.api import UNFENCED, PoolHandle
 from devipc.hicache.operations import Event, Kind, Status
 from devipc.hicache.ticket import Ticket
@@ -205,7 +205,9 @@ class Worker(Scheduler):
                 outcome = self.client.restore(
                     old, self._keys(pool, 1, 0), [TARGETS[0]], ready=UNFENCED, timeout_s=TIMEOUT_S
                 ).wait(TIMEOUT_S)
-            except PeerGone:
+            except DevIPCError as error:  # nobody serves, or whoever did ended meanwhile
+                if not isinstance(error, PeerGone) and error.code != Status.LOST:
+                    raise
                 continue
             assert outcome.status in (Status.REFUSED, Status.LOST), outcome
             if isinstance(outcome.error, StaleError):
