@@ -20,6 +20,7 @@ from backends.testing.ends import exporter, importer
 from backends.testing.helpers import pattern, staging
 from backends.testing.partners import WORD, Background, asked, hold
 from devipc.spi import CapabilityError, ClosedError, DevIPCError, DriverError, HandleKind, MemoryKind, UsageError
+from tests.hicache.matrix import NO_EVENTS, NO_WORDS
 
 from .peers import ROOT, Channel, environment, peer, simulated
 from .test_memory_peers import mirror, reflect
@@ -46,6 +47,7 @@ def test_every_switch_is_set_in_a_test_of_this_backend() -> None:
     definitions = (ROOT / "tests/simulator/core/switches.def").read_text()
     switches = set(re.findall(r"^SWITCH\((\w+),", definitions, re.MULTILINE))
     found = {name for path in Path(__file__).parent.glob("test_*.py") for name in switches_in(path)}
+    found |= {*NO_EVENTS, *NO_WORDS}  # of test_hicache.py
     assert len(switches) > 50
     assert switches - found == set(SIMULATORS_OWN)
 
@@ -384,7 +386,7 @@ test_a_stray_stream_is_a_typed_error = simulated(wild_crash=0)(stray)
 
 def test_a_stray_stream_may_end_the_process_but_no_other() -> None:
     """An integer cannot be checked. The process that passed it dies; nothing is left of it."""
-    command = [sys.executable, "-m", "backends.cuda.tests.peers", "test_switches_memory", "stray", "{}"]
+    command = [sys.executable, "-m", "backends.testing.peers", "backends.cuda.tests", __name__, "stray", "{}"]
     done = subprocess.run(command, cwd=ROOT, env=environment({"wild_crash": 1}), capture_output=True, timeout=50)
     assert done.returncode == -signal.SIGSEGV
     assert b"no such stream" in done.stderr
