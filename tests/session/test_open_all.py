@@ -20,7 +20,7 @@ from devipc.session import Importer
 from devipc.session import peer as peer_module
 from devipc.session.remote import RemoteMemory
 from devipc.types import HandleKind
-from tests.session.processes import eventually, worker
+from tests.session.processes import Worker, eventually, worker
 from tests.session.worker import NBYTES, TIMEOUT_S
 
 BLOCKS = 20
@@ -29,6 +29,11 @@ SHARED = NBYTES - 512
 
 def names() -> list[str]:
     return [f"block/{number}" for number in range(BLOCKS)]
+
+
+def lent(other: Worker) -> int:
+    other.tell("tell")
+    return int(other.hear("lent"))
 
 
 def column(session: Importer, opened: list[RemoteMemory], offset: int, width: int) -> bytes:
@@ -66,8 +71,7 @@ def test_blocks_of_a_peer_lie_side_by_side_and_one_copy_spans_them() -> None:
             assert column(session, opened[:7], 1000, 96) == expected[: 7 * 96]
             for memory in opened:
                 memory.close()
-        other.tell("tell")
-        assert other.hear("lent") == 0
+        assert eventually(lambda: lent(other) == 0), "what was closed is told after the session has ended"
         other.tell("end")
 
 
@@ -91,8 +95,7 @@ def test_it_is_all_or_none_and_hits_are_counted() -> None:
             assert session.open_all([]) == []
             session.peer.mappings.set_idle_limit(0)
             assert session.peer.mappings.stats()["open"] == 0
-        other.tell("tell")
-        assert other.hear("lent") == 0
+        assert eventually(lambda: lent(other) == 0), "what was closed is told after the session has ended"
         other.tell("end")
 
 
