@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import tempfile
 import threading
 import time
@@ -21,6 +22,10 @@ from hypothesis import settings
 # No deadline: two cores are shared with other processes. No database: a run leaves no file behind.
 settings.register_profile("devipc", deadline=None, database=None, print_blob=True)
 settings.load_profile("devipc")
+
+# Whoever starts the tests in the background of a script has interrupts ignored, here and in all that is started here.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _SETTLE_S = 2.0
 _KERNEL_OBJECTS = ("socket:", "pipe:", "anon_inode:", "/memfd:", "/dev/shm/")
