@@ -19,7 +19,7 @@ from devipc.channel.link import Link
 from devipc.channel.listener import Listener, default_directory, remove_leftovers
 from devipc.completion import Decision
 from devipc.deadline import no_thread
-from devipc.errors import ClosedError, CompletionTimeout, DevIPCError
+from devipc.errors import ClosedError, CompletionTimeout, DevIPCError, PeerGone
 from devipc.interfaces.backend import Backend
 from devipc.session.endpoint import DECIDE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Endpoint
 from devipc.session.peer import Peer
@@ -107,7 +107,8 @@ class Exporter(Endpoint):
         try:
             link = Link.accept(channel, facts=self.facts(), timeout_s=_HELLO_TIMEOUT_S)
         except Exception as error:
-            _log.warning("a client did not say hello: %s", error)
+            level = logging.INFO if isinstance(error, PeerGone) else logging.WARNING  # it may leave as it likes
+            _log.log(level, "a client did not say hello: %s", error)
             channel.close()
             return
         finally:
