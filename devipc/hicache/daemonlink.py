@@ -25,7 +25,7 @@ from devipc.hicache.policy import WritePolicy, policy_named
 from devipc.hicache.poolbook import PoolBook
 from devipc.hicache.readypoints import Forwarder
 from devipc.hicache.requests import Backup, ReadyPoint, RegisterPool, Request, Restore, UnregisterPool
-from devipc.hicache.results import Answer
+from devipc.hicache.results import Answer, defect
 from devipc.hicache.slotuse import SlotFence, SlotWord
 from devipc.hicache.transport import Way
 from devipc.hicache.waiting import Waiters, park
@@ -312,7 +312,7 @@ class DaemonLink:
             why = error
         except Exception as error:
             _log.exception("attaching to the cache daemon failed")
-            why = DevIPCError(f"{type(error).__name__}: {error}", code="defect", remedy="report it")
+            why = defect(error)
         with self._changed:
             self._why = why
         if new is not None:

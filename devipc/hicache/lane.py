@@ -20,6 +20,7 @@ from devipc.deadline import no_thread
 from devipc.errors import DevIPCError
 from devipc.hicache.copies import Copies
 from devipc.hicache.pace import Pace
+from devipc.hicache.results import defect
 from devipc.hicache.turns import in_turn
 
 __all__ = ["Lane", "Work"]
@@ -323,5 +324,5 @@ class Lane:
             self.lose(error)
         except BaseException as error:  # also those that would end a thread without a word
             _log.exception("a defect of the cache engine, which ends it")
-            self.lose(DevIPCError(f"{type(error).__name__}: {error}", code="defect", remedy="report it"))
+            self.lose(defect(error))
         return otherwise

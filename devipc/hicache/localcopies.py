@@ -21,6 +21,7 @@ from devipc.hicache.planner import LAYER_GROUPS, Direction, Planner
 from devipc.hicache.pools import Pool
 from devipc.hicache.records import Places
 from devipc.hicache.requests import CompletionFence, PageIds, RegisterPool, SignalledFence
+from devipc.hicache.results import defect
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import DeviceTransfer, Marker, Stream
 
@@ -116,7 +117,7 @@ class LocalCopies:
             job.error = error
         except BaseException as error:
             _log.exception("a defect of the cache engine, which ends it")
-            job.error = DevIPCError(f"{type(error).__name__}: {error}", code="defect", remedy="report it")
+            job.error = defect(error)
             self._lose(job.error)
         try:
             job.mark()

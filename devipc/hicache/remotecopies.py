@@ -23,7 +23,7 @@ from devipc.hicache.pools import Pool
 from devipc.hicache.protocol import Point
 from devipc.hicache.records import Places
 from devipc.hicache.requests import CompletionFence, PageIds, RegisterPool
-from devipc.hicache.results import fresh
+from devipc.hicache.results import defect, fresh
 from devipc.hicache.ring import Consumer, Producer
 from devipc.hicache.slots import Slots
 from devipc.hicache.slotwords import SlotCancel, SlotFence
@@ -318,7 +318,7 @@ class RemoteCarrier:
                 self._heard(report)
             except BaseException as error:  # whatever it is: nobody would hear of copies any more
                 _log.exception("a defect in what follows the end of copies")
-                self._broken(DevIPCError(f"{type(error).__name__}: {error}", code="defect", remedy="report it"))
+                self._broken(defect(error))
                 return
             if self.forgotten:
                 self._tick()

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from devipc.errors import DevIPCError
 from devipc.hicache.operations import Status
 
-__all__ = ["Answer", "Outcome", "PageResult", "Results", "fresh"]
+__all__ = ["Answer", "Outcome", "PageResult", "Results", "defect", "fresh"]
 
 Results = npt.NDArray[np.uint8]
 """One :class:`PageResult` a page, uint8 ``(n,)``."""
@@ -83,6 +83,13 @@ class Outcome:
     def count(self, result: PageResult) -> int:
         """Return how many pages ended as ``result``."""
         return int(np.count_nonzero(self.results == result))
+
+
+def defect(error: BaseException) -> DevIPCError:
+    """Return what is told of an error that nobody expected; one that has a type of ours is told as it is."""
+    if isinstance(error, DevIPCError):
+        return error
+    return DevIPCError(f"{type(error).__name__}: {error}", code="defect", remedy="report it")
 
 
 def fresh(error: DevIPCError) -> DevIPCError:

@@ -29,7 +29,7 @@ from devipc.hicache.engineproc.timeline import Timeline
 from devipc.hicache.layout import PoolLayout
 from devipc.hicache.localcopies import LocalCarrier
 from devipc.hicache.planner import Direction, Planner
-from devipc.hicache.results import fresh
+from devipc.hicache.results import defect, fresh
 from devipc.hicache.slots import Slots
 from devipc.interfaces.backend import Backend
 from devipc.session import Exporter, RemoteMemory
@@ -257,7 +257,7 @@ class EngineClient:
                 failures.append(error)
             except Exception as error:  # whoever waits for it would wait for ever
                 _log.exception("a defect while memory of a client was unmapped")
-                failures.append(DevIPCError(f"{type(error).__name__}: {error}", code="defect", remedy="report it"))
+                failures.append(defect(error))
         if failures:
             self._carrier.lose(failures[0])
 

@@ -22,6 +22,7 @@ from devipc.hicache.engineproc.timeline import JobFence, Timeline
 from devipc.hicache.localcopies import LocalCopies, LocalJob
 from devipc.hicache.planner import Direction
 from devipc.hicache.pulse import Pulse
+from devipc.hicache.results import defect
 from devipc.hicache.ring import Consumer
 
 __all__ = ["JobLane"]
@@ -134,7 +135,7 @@ class JobLane:
                         quiet_since = time.monotonic()
                 except BaseException as error:  # a stream of which nothing is known, or a defect: the process ends
                     _log.exception("the engine process ends")
-                    self._lose(error if isinstance(error, DevIPCError) else _defect(error))
+                    self._lose(defect(error))
                     return
                 finally:
                     self._pulse.idle(self.direction.value)
@@ -204,7 +205,3 @@ class JobLane:
         """Take from a job's end how long the next one will take."""
         late_s = time.monotonic() - flying.due
         self._byte_s = max(self._byte_s + 0.25 * late_s / max(flying.nbytes, 1), 1e-12)
-
-
-def _defect(error: BaseException) -> DevIPCError:
-    return DevIPCError(f"{type(error).__name__}: {error}", code="defect", remedy="report it")

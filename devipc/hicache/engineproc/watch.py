@@ -20,6 +20,7 @@ from devipc.hicache import jobs as j
 from devipc.hicache.engineproc.clients import Clients, EngineClient
 from devipc.hicache.layout import decode_layout
 from devipc.hicache.pulse import Pulse
+from devipc.hicache.results import defect
 from devipc.hicache.ring import Consumer
 from devipc.hicache.slots import Readiness
 from devipc.wire import Reader
@@ -119,8 +120,7 @@ class Watcher:
                     quiet_since = time.monotonic()
             except BaseException as error:
                 _log.exception("the engine process ends")
-                text = f"{type(error).__name__}: {error}"
-                self._lose(error if isinstance(error, DevIPCError) else DevIPCError(text, code="defect"))
+                self._lose(defect(error))
                 return
             finally:
                 self._pulse.idle("watch")
@@ -256,7 +256,7 @@ class Watcher:
                 failed(error)
             except BaseException as error:  # whoever waits for this would wait for ever
                 _log.exception("a defect beside the copies")
-                failed(DevIPCError(f"{type(error).__name__}: {error}", code="defect", remedy="report it"))
+                failed(defect(error))
 
         try:
             threading.Thread(target=guarded, name="devipc-engine-aside", daemon=True).start()
