@@ -63,8 +63,9 @@ test: $(VENV)/.dev
 	$(call beside,not hardware and not long and not timing)
 	$(BIN)/python -m pytest -m 'timing and not hardware and not long' $(PYTEST_ARGS)
 
+# The conformance runs first, the longest of all: at the end one of two processors would wait for them.
 test-long: $(VENV)/.dev
-	$(call beside,long and not every and not hardware and not timing and not model)
+	$(call beside,long and not every and not hardware and not timing and not model,--no-loadscope-reorder backends tests)
 	$(BIN)/python -m pytest -m 'long and timing and not hardware' $(PYTEST_ARGS)
 
 test-scenarios: $(VENV)/.dev
