@@ -271,7 +271,7 @@ def run(examples: int, *, steps: int = STEPS, deployment: str = INPROC, start: i
     nbytes = TIER_PAGES * PAGE_NBYTES
     with (
         deployed(deployment),
-        world(device, tier_nbytes=nbytes, slab_nbytes=nbytes, extent_pages=1) as it,
+        world(device, tier_nbytes=nbytes, slab_nbytes=nbytes, extent_pages=1, kept_percent=0) as it,
     ):
         machine: Any = CacheMachine if start is None else seed(start)(SeededMachine)
         machine.world = it
