@@ -91,7 +91,7 @@ def importer(options: dict[str, Any]) -> None:
 
 
 def pool(options: dict[str, Any]) -> None:
-    """Share blocks whose bytes are their number, until told to end."""
+    """Share blocks whose bytes are their number, and tell how many are lent when asked, until told to end."""
     with Exporter(strategy=options["strategy"], timeout_s=TIMEOUT_S) as session, Stage(session.device, NBYTES) as stage:
         for number in range(options["blocks"]):
             block = session.allocate(NBYTES)
@@ -100,9 +100,8 @@ def pool(options: dict[str, Any]) -> None:
             stage.synchronize()
             session.share(f"block/{number}", (block.ptr + 256, NBYTES - 512))
         say(path=session.path, pid=os.getpid())
-        sys.stdin.readline()
-        say(lent=len(session.shares._tokens))
-        sys.stdin.readline()
+        while sys.stdin.readline() == "tell\n":
+            say(lent=len(session.shares._tokens))
 
 
 def victim(options: dict[str, Any]) -> None:
