@@ -79,8 +79,8 @@ class PagedModel:
     Attributes
     ----------
     fused : bool
-        Prefill says that it is causal instead of handing over a mask: with a mask over grouped heads torch computes and
-        stores every score (``scaled_dot_product_attention`` of torch 2.11), which no serving system does.
+        Prefill says that it is causal instead of handing over a mask, so that torch may take a kernel that stores no
+        scores. Which kernel a device really takes was not looked at yet.
     """
 
     def __init__(self, weights: Weights, k_pool: Tensor, v_pool: Tensor, *, max_tokens: int) -> None:
