@@ -57,11 +57,13 @@ def bars(results: dict[str, Any]) -> Iterator[dict[str, Any]]:
             for row in rows:
                 share = shares.get(row["direction"])
                 if share is not None and row["method"] == "cache" and match.items() <= row.items():
-                    what = f"{step}: {row['geometry']}, pages of {row['page_tokens']}, {row['direction']}"
+                    what = (
+                        f"{step}: {row['geometry']}, pages of {row['page_tokens']}, {row['direction']}{_at_once(row)}"
+                    )
                     yield _bar(what, AT_LEAST, share, row["share_of_floor"])
     for row in results.get("one", {}).get("results", []):
         if row.get("direction") == "restore" and row["method"] == "cache" and row["page_tokens"] in (16, 64):
-            what = f"first layer of a restore, pages of {row['page_tokens']}"
+            what = f"first layer of a restore, pages of {row['page_tokens']}{_at_once(row)}"
             yield _bar(what, AT_MOST, FIRST_LAYER, row["first_layer_share"])
     for row in results.get("interference", {}).get("results", []):
         for figure, most in INTERFERENCE[row["model"]].items() if row["moved_by"] == "cache" else ():
@@ -95,6 +97,12 @@ def _engine_bars(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     if {"inproc", "daemon"} <= set(first):
         found = round(first["daemon"] / first["inproc"], 3)
         yield _bar("engine: first token by daemon over in process", AT_MOST, DAEMON_FIRST_TOKEN, found)
+
+
+def _at_once(row: dict[str, Any]) -> str:
+    """Name how many operations were in flight, where that is not one."""
+    count = row.get("in_flight", 1)
+    return "" if count == 1 else f", {count} in flight"
 
 
 def _bar(what: str, sense: str, target: float, found: float) -> dict[str, Any]:

@@ -27,12 +27,12 @@ step() {
 }
 # 65,600 tokens are what SGLang gives a pool of 64 Ki: rows that fill no whole blocks of 2 MiB.
 moved="--url daemon --rows 65600"
-step one 75 transfer $moved --tokens 4096 --page-tokens 64,16,1 --baselines 5
-step layers 60 transfer $moved --tokens 4096 --page-tokens 64,16,1 --allocation layers
-step classic 60 transfer $moved --tokens 4096 --page-tokens 64,16 --allocation classic
+step one 110 transfer $moved --tokens 4096 --page-tokens 64,16,1 --baselines 5 --in-flight 1,4
+step layers 80 transfer $moved --tokens 4096 --page-tokens 64,16 --allocation layers --in-flight 1,4
+step classic 80 transfer $moved --tokens 4096 --page-tokens 64,16 --allocation classic --in-flight 1,4
 step classic_1 40 transfer $moved --tokens 4096 --page-tokens 1 --allocation classic --repetitions 8
-step geometries 60 transfer $moved --tokens 4096 --page-tokens 64,16 --geometry tp4,mla
-step runs 60 transfer $moved --tokens 4096 --page-tokens 64,16,1 --shape runs --extent-pages 256
+step geometries 80 transfer $moved --tokens 4096 --page-tokens 64,16 --geometry tp4,mla --in-flight 1,4
+step runs 80 transfer $moved --tokens 4096 --page-tokens 64,16,1 --shape runs --extent-pages 256 --in-flight 1,4
 step small 40 transfer $moved --tokens 256 --page-tokens 64,16 --repetitions 200
 step sweep 75 transfer $moved --tokens 256,1024,4096,16384 --page-tokens 16
 step interference 100 interference --url daemon --tokens 4096

@@ -42,6 +42,8 @@ class Case:
         Tokens in a page, and moved by one operation.
     shape : str
         ``random`` pages, or ``runs`` of neighbouring ones, of 512 tokens each.
+    in_flight : int
+        Operations of each direction that are submitted before the first of them is waited for.
     """
 
     geometry: str = "llama"
@@ -49,11 +51,12 @@ class Case:
     page_tokens: int = 16
     tokens: int = 4096
     shape: str = "random"
+    in_flight: int = 1
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one operation, one way."""
-        return self.tokens * GEOMETRIES[self.geometry].token_nbytes
+        """Bytes that one repetition moves, one way."""
+        return self.in_flight * self.tokens * GEOMETRIES[self.geometry].token_nbytes
 
 
 def measure_cases(
@@ -86,7 +89,7 @@ def measure_cases(
         Pages in one extent of host memory.
     """
     largest = max(case.nbytes for case in cases)
-    pinned = Pinned(device, max(largest, 64 * 2**20))
+    pinned = Pinned(device, max(*(case.nbytes // case.in_flight for case in cases), 64 * 2**20))
     try:
         with client_of(url, backend, device, tier_nbytes=4 * largest + 2**28, extent_pages=extent_pages) as client:
             for case in cases:
@@ -114,7 +117,7 @@ class _Bench:
         layout = self._pool.built.layout
         namespace = Namespace.of(layout, model=f"bench/{case}", revision="1", dtype="u8")
         self._handle: PoolHandle = client.register_pool(self._pool.built, namespace=namespace)
-        self._first_s: list[float] = []
+        self._first: list[float] = []  # when the first layer of an operation was there, as a share of its time
 
     def run(self, repetitions: int, warm_up: int, slow: int) -> Iterator[dict[str, Any]]:
         """Measure all directions, then compare bytes."""
@@ -122,7 +125,7 @@ class _Bench:
         floors: dict[str, list[float]] = {name: [] for name in samples}
         for number in range(warm_up + repetitions):
             if number == warm_up:
-                self._first_s.clear()
+                self._first.clear()
             for direction, times in samples.items():
                 floor_s, took_s = self._floor.copy(direction), self._once(direction)
                 if number >= warm_up:
@@ -135,9 +138,9 @@ class _Bench:
             row = {**common, "method": "cache", "direction": direction}
             row |= self._row(times, floors[direction], moved=2 if direction == BOTH else 1)
             if direction == RESTORE:
-                row["first_layer_share"] = ratio(statistics.median(self._first_s), statistics.median(times))
+                row["first_layer_share"] = round(statistics.median(self._first), 3)
             yield row
-        for name, move in baselines(self._pool, self._pinned).items() if slow else ():
+        for name, move in baselines(self._pool, self._pinned).items() if slow and self._case.in_flight == 1 else ():
             for direction in (BACKUP, RESTORE):
                 times = [move(direction, self._pages()) for _ in range(slow + 1)][1:]
                 row = {**common, "method": name, "direction": direction}
@@ -157,20 +160,24 @@ class _Bench:
         }
 
     def _once(self, direction: str) -> float:
-        """Run one operation, or one each way, with fresh pages; return seconds from the first call to the last end."""
-        known = self._stored() if direction != BACKUP else None
-        pages = self._pages(2 * self._count if direction == BOTH else self._count)
-        keys = self._keys()
+        """Run operations one way, or each way, with fresh pages; return seconds from the first call to the last end."""
+        at_once = self._case.in_flight
+        known = [] if direction == BACKUP else [self._stored() for _ in range(at_once)]
+        pages = self._pages(self._count * at_once * (2 if direction == BOTH else 1)).reshape(-1, self._count)
+        keys = [] if direction == RESTORE else [self._keys() for _ in range(at_once)]
         start = time.perf_counter()
         tickets = []
-        if direction != RESTORE:
-            tickets.append(self._client.backup(self._handle, pages[: self._count], keys, ready=UNFENCED))
-        if known is not None:
-            restore = self._client.restore(self._handle, known, pages[-self._count :], ready=UNFENCED)
-            tickets.append(restore)
-            if direction == RESTORE and restore.fence is not None:
-                restore.fence.synchronize(layer=self._handle.groups[0][0], timeout_s=TIMEOUT_S)
-                self._first_s.append(time.perf_counter() - start)
+        for number in range(at_once):
+            if keys:
+                tickets.append(self._client.backup(self._handle, pages[number], keys[number], ready=UNFENCED))
+            if known:
+                tickets.append(self._client.restore(self._handle, known[number], pages[~number], ready=UNFENCED))
+        first = tickets[0]
+        if direction == RESTORE and first.fence is not None:
+            first.fence.synchronize(layer=self._handle.groups[0][0], timeout_s=TIMEOUT_S)
+            layer_s = time.perf_counter() - start
+            first.result(TIMEOUT_S)
+            self._first.append(layer_s / (time.perf_counter() - start))
         for ticket in tickets:
             ticket.result(TIMEOUT_S)
         return time.perf_counter() - start

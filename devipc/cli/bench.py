@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -123,7 +124,8 @@ def _report(
 @_some("--page-tokens", ("1", "16", "32", "64", "128"), "64,16,1", "Tokens in a page, some of")
 @_some("--shape", ("random", "runs"), "random", "Which pages, some of")
 @click.option("--tokens", default="2048", show_default=True, help="Tokens of one operation; several with commas.")
-@click.option("--rows", default=0, help="Tokens in the pool; three operations' worth when 0.")
+@click.option("--in-flight", default="1", show_default=True, help="Operations at a time; several with commas.")
+@click.option("--rows", default=0, help="Tokens in the pool; room for all at a time when 0.")
 @click.option("--baselines", default=0, show_default=True, help="Repetitions of a loop of copies and of one batch.")
 @click.option("--extent-pages", default=16, show_default=True, type=click.IntRange(1), help="Pages in a host extent.")
 def transfer(
@@ -139,6 +141,7 @@ def transfer(
     page_tokens: tuple[str, ...],
     shape: tuple[str, ...],
     tokens: str,
+    in_flight: str,
     rows: int,
     baselines: int,
     extent_pages: int,
@@ -148,11 +151,10 @@ def transfer(
         from devipc.bench.transfer import Case, measure_cases
 
         sizes = [int(size) for size in tokens.split(",")]
-        cases = [
-            Case(g, a, int(p), size, s) for g in geometry for a in allocation for s in shape for p in page_tokens
-            for size in sizes
-        ]  # fmt: skip
-        pool_rows = rows or 3 * max(sizes) + int(max(page_tokens, key=int))
+        at_once = [int(count) for count in in_flight.split(",")]
+        every = itertools.product(geometry, allocation, page_tokens, sizes, shape, at_once)
+        cases = [Case(g, a, int(p), size, s, count) for g, a, p, size, s, count in every]
+        pool_rows = rows or (2 * max(at_once) + 1) * max(sizes) + int(max(page_tokens, key=int))
         results = list(
             measure_cases(
                 url,
@@ -166,7 +168,7 @@ def transfer(
             )
         )
         settings = {"url": url, "rows": pool_rows, "repetitions": repetitions, "extent_pages": extent_pages}
-        columns = ("geometry", "allocation", "shape", "page_tokens", "tokens", "method", "direction")
+        columns = ("geometry", "allocation", "shape", "page_tokens", "tokens", "in_flight", "method", "direction")
         figures = ("share_of_floor", "gb_per_s", "floor_gb_per_s", "median_ms", "p99_ms", "first_layer_share")
         _report("transfer", found, opened, settings, results, columns + figures, as_json=as_json, out=out)
 

@@ -75,7 +75,7 @@ class EngineConfig:
     kept_percent: int = 0
     max_ops: int = 256
     max_flying: int = 8
-    max_flying_nbytes: int = 512 * 2**20
+    max_flying_nbytes: int = 2**30
     backup_nbytes_per_s: int = 0
     restore_nbytes_per_s: int = 0
     layer_groups: Sequence[int] = LAYER_GROUPS

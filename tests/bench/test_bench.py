@@ -37,7 +37,12 @@ def test_every_direction_and_method_has_a_row_beside_its_floor(device: Any) -> N
         Case("tp4", "one", page_tokens=16, tokens=64),
         Case("mla", "layers", page_tokens=1, tokens=64, shape="runs"),
     ]
-    rows = run(device, *cases, slow_repetitions=1)
+    several = Case("tp4", page_tokens=16, tokens=32, in_flight=3)
+    rows = run(device, *cases, several, slow_repetitions=1)
+    assert [(row["method"], row["direction"]) for row in rows[-3:]] == [
+        ("cache", way) for way in ("backup", "restore", "both")
+    ]
+    assert {(row["in_flight"], row["nbytes"]) for row in rows[-3:]} == {(3, several.nbytes)}
     found = {(row["geometry"], row["method"], row["direction"]) for row in rows}
     ways = {"cache": ("backup", "restore", "both"), "loop": ("backup", "restore"), "batch": ("backup", "restore")}
     assert found == {(case.geometry, name, way) for case in cases for name, some in ways.items() for way in some}
