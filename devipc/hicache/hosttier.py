@@ -15,7 +15,6 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +27,8 @@ from devipc.hicache.eviction import IdleExtents, no_room, obstacles
 from devipc.hicache.few import distinct, total
 from devipc.hicache.index import IndexWriter
 from devipc.hicache.records import Hold, Holder, Places, Reservation
-from devipc.hicache.results import PageResult, Results
+from devipc.hicache.residents import Residents
+from devipc.hicache.results import Results
 from devipc.hicache.shares import Shares
 from devipc.memfd import round_up
 
@@ -64,12 +64,11 @@ class HostTier:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._space = BlockSpace(chunks, slab_nbytes=slab_nbytes)
-        self._index = index
+        self._residents = Residents(self._space.slots, index)
         self.extent_pages = extent_pages
         self._clock = clock
         self._lock = threading.Lock()
         self._slots = self._space.slots
-        self._pages: dict[bytes, int] = {}  # slot of each page that can be found
         self._spaces: dict[bytes, int] = {}  # numbers of namespaces, from 1
         self._idle = IdleExtents(self._space)
         self._holds: dict[Holder, Hold] = {}
@@ -79,7 +78,7 @@ class HostTier:
         self._changes = 0
         self._flushes: dict[bytes, int] = {}
         self._invalidated: OrderedDict[bytes, int] = OrderedDict()  # while somebody could bring them back; oldest first
-        self._counts = dict.fromkeys(("published", "unindexed", "evicted", "flushed", "invalidated", "expired"), 0)
+        self._counts = dict.fromkeys(("evicted", "flushed", "invalidated", "expired"), 0)
         self.on_room: Callable[[], None] = lambda: None
 
     # --- reserving ---------------------------------------------------------------------------------------------------
@@ -137,6 +136,12 @@ class HostTier:
             self.shares.take(holder[0], nbytes)
         return reservation
 
+    def prepare(self, reservation: Reservation) -> None:
+        """Do already what :meth:`commit` would have to do; to be called while the bytes move. It can be left out."""
+        with self._lock:
+            if reservation in self._open:
+                self._residents.prepare(reservation)
+
     def commit(self, reservation: Reservation) -> Results:
         """Let the pages of a reservation be found; to be called when all of their bytes are in place.
 
@@ -149,9 +154,7 @@ class HostTier:
         with self._lock:
             self._end(reservation)
             stale = self._flushes.get(reservation.namespace, 0) != reservation.flushes
-            results, names = reservation.outcome(self._pages, self._invalidated, stale=stale)
-            self._publish(names)  # first: others wait for it, and for the rest nobody
-            self._store(reservation, results, names)
+            results = self._residents.enter(reservation, self._invalidated, stale=stale)
             self._idle.use(reservation.heads)
             self._idle.settle(reservation.heads)
             self._forget_invalidated()
@@ -162,6 +165,7 @@ class HostTier:
         """Give the blocks of a reservation back; to be called when nothing can write to them any more."""
         with self._lock:
             self._end(reservation)
+            self._residents.drop(reservation)
             self._idle.settle(reservation.heads)
             self._forget_invalidated()
         self.on_room()
@@ -172,25 +176,6 @@ class HostTier:
         self._open.discard(reservation)
         self.shares.give_back(reservation.holder[0], reservation.nbytes)
         self._slots.filling[reservation.heads] = False
-
-    def _store(self, reservation: Reservation, results: Results, names: Sequence[bytes]) -> None:
-        """Enter the pages that are stored."""
-        slots, columns = reservation.slots, self._slots
-        if len(names) < len(slots):
-            slots = slots[results == PageResult.STORED]
-        self._pages.update(zip(names, slots.tolist(), strict=True))
-        columns.visible[slots] = True
-        columns.name[slots] = names
-        if len(slots) == len(reservation.slots):
-            columns.live[reservation.heads] = columns.span[reservation.heads]
-        else:
-            np.add.at(columns.live, columns.head[slots], 1)
-
-    def _publish(self, names: Sequence[bytes]) -> None:
-        """Let readers find pages that are here, each with a number of its own."""
-        self._counts["published"] += len(names)
-        self._counts["unindexed"] += len(names) - self._index.publish_all(names, self._changes + 1)
-        self._changes += len(names)
 
     def _forget_invalidated(self) -> None:
         oldest = min((reservation.started for reservation in self._open), default=self._changes)
@@ -249,7 +234,7 @@ class HostTier:
         with self._lock:
             if holder in self._holds:
                 raise UsageError(f"operation {holder[1]} holds pages already", code="duplicate", remedy="count ids up")
-            slots = self._slots_of(names)
+            slots = self._residents.slots(names)
             hit = slots >= 0
             if np.count_nonzero(hit) < len(hit):
                 slots = slots[hit]
@@ -266,10 +251,6 @@ class HostTier:
                 self._holds[holder] = Hold(heads, extents, expires, nbytes)
                 self._next_expiry = min(self._next_expiry, math.inf if expires is None else expires)
         return hit, places
-
-    def _slots_of(self, names: Sequence[bytes]) -> I64:
-        """Return the slot of each page, -1 for those that are not here."""
-        return np.fromiter(map(self._pages.get, names, repeat(-1)), np.int64, len(names))
 
     def release(self, holder: Holder) -> bool:
         """Give back what ``holder`` has. False when it has nothing (any more)."""
@@ -312,17 +293,17 @@ class HostTier:
     def present(self, names: Sequence[bytes]) -> npt.NDArray[np.bool_]:
         """Return which pages are here now, and count that as a use."""
         with self._lock:
-            if self._pages.keys().isdisjoint(names):
+            if self._residents.slot_of.keys().isdisjoint(names):
                 return np.zeros(len(names), np.bool_)
-            slots = self._slots_of(names)
+            slots = self._residents.slots(names)
             self._idle.use(self._slots.head[slots[slots >= 0]])
         return np.asarray(slots >= 0)
 
     def invalidate(self, names: Sequence[bytes]) -> int:
         """Let nobody find these pages any more, those that are being written included. Returns how many were here."""
         with self._lock:
-            here = [name for name in dict.fromkeys(names) if name in self._pages]
-            self._take_away(self._slots_of(here), here)
+            here = [name for name in dict.fromkeys(names) if name in self._residents.slot_of]
+            self._take_away(self._residents.slots(here), here)
             gone = len(here)
             if self._open:
                 self._changes += 1
@@ -351,18 +332,7 @@ class HostTier:
 
     def _take_away(self, slots: I64, names: list[bytes], whole: I64 | None = None) -> None:
         """Let nobody find these pages any more; their extents are given back unless somebody holds them."""
-        for name in names:
-            del self._pages[name]
-        self._index.evict_all(names)
-        columns = self._slots
-        columns.visible[slots] = False
-        columns.name[slots] = None
-        if whole is None:
-            whole, counts = np.unique(columns.head[slots], return_counts=True)
-            columns.live[whole] -= counts
-        else:  # all that these extents have
-            columns.live[whole] = 0
-        self._idle.settle(whole)
+        self._idle.settle(self._residents.take_away(slots, names, whole))
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
@@ -370,7 +340,7 @@ class HostTier:
         """Return what is there and what happened so far, as JSON-ready values."""
         with self._lock:
             return {
-                "pages": len(self._pages),
+                "pages": len(self._residents.slot_of),
                 "capacity_nbytes": sum(slab.nbytes for slab in self._space.slabs),
                 "slabs": dict(Counter(str(slab.block_nbytes) for slab in self._space.slabs)),
                 "holds": len(self._holds),
@@ -378,6 +348,7 @@ class HostTier:
                 "reservations": len(self._open),
                 "pinned_nbytes": self.shares.pinned(),
                 "idle_extents": sum(self._idle.counts().values()),
+                **self._residents.counts,
                 **self._counts,
             }
 
@@ -395,6 +366,6 @@ class HostTier:
             With code ``audit``, for the first difference.
         """
         with self._lock:
-            wrong = differences(self._space, self._pages, self._holds.values(), self._open)
+            wrong = differences(self._space, self._residents.slot_of, self._holds.values(), self._open)
         if wrong:
             raise UsageError(f"the host tier miscounts: {', '.join(wrong)}", code="audit", remedy="a defect: report it")

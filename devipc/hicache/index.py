@@ -2,17 +2,11 @@
 
 Owns the layout of the index memory, its one writer, and readers that search it without a lock. What a reader finds is
 a hint: it was true a moment ago. It knows neither where pages come from nor who takes them.
-
-A bucket is four lines of eight 64-bit words: first halves of keys, second halves, values, and *marks*. A mark is the
-entry's version and a checksum of everything else with the writer's epoch; 0 means that there is no entry. A writer
-takes the mark away, writes the rest, then writes the mark; of many entries at once, all marks are taken away first.
-A key may stand in either of two buckets.
 """
 
 from __future__ import annotations
 
 import os
-import platform
 import secrets
 import threading
 from collections.abc import Sequence
@@ -22,68 +16,31 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from devipc.errors import CapabilityError, ClosedError, HandleError, UsageError
+from devipc.errors import ClosedError, HandleError, UsageError
+from devipc.hicache import indexwords as layout
+from devipc.hicache.indexwords import BUCKET_WORDS, HEADER_WORDS, MARK, SECOND, VALUE, WAYS, Draft, checksum, checksums
 from devipc.hicache.keys import KEY_NBYTES
 from devipc.memfd import SharedMap, create_published_memfd, validate_memfd
 
-__all__ = ["INDEX_VERSION", "Found", "IndexReader", "IndexWriter"]
-
-INDEX_VERSION = 1
-"""Version of the memory layout; a reader takes no other."""
+__all__ = ["Found", "IndexReader", "IndexWriter"]
 
 MAX_ENTRIES = 2**28
 ATTEMPTS = 3
 
-_MAGIC = int.from_bytes(b"dIPCindx", "little")
-_HEADER_WORDS = 512  # one page, so that buckets are aligned to cache lines
-_MAGIC_AT, _VERSION_AT, _EPOCH_AT, _BUCKETS_AT = range(4)
-_WAYS = 8
-_BUCKET_WORDS = 4 * _WAYS
-_SECOND, _VALUE, _MARK = _WAYS, 2 * _WAYS, 3 * _WAYS  # from an entry's first half
 _MASK = 2**64 - 1
-_MIX = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
 
 U64 = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 Keys = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
 
-_U_MIX = tuple(np.uint64(value) for value in _MIX)
 _LOW = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
 _TWO = np.uint64(2)
 _NO_MARK = np.uint64(0)
 _FEW = 24  # entries that are not worth an array
-_BITS = np.array([number.bit_count() for number in range(2**_WAYS)], np.uint8)
-_LOWEST = np.array([(number & -number).bit_length() - 1 for number in range(2**_WAYS)], np.int64)  # -1 for none
-
-
-def _checksums(first: U64, second: U64, value: U64, version: U64, epoch: np.uint64) -> U64:
-    """32 bits over each entry."""
-    mixed = (first ^ epoch) * _U_MIX[0]
-    mixed = (mixed ^ (mixed >> _32) ^ second) * _U_MIX[1]
-    mixed = (mixed ^ (mixed >> _32) ^ value) * _U_MIX[2]
-    mixed = (mixed ^ (mixed >> _32) ^ version) * _U_MIX[3]
-    return mixed >> _32
-
-
-def _checksum(first: int, second: int, value: int, version: int, epoch: int) -> int:
-    """The same for one entry: numbers of Python are quicker than arrays of one."""
-    mixed = (first ^ epoch) * _MIX[0] & _MASK
-    mixed = (mixed ^ mixed >> 32 ^ second) * _MIX[1] & _MASK
-    mixed = (mixed ^ mixed >> 32 ^ value) * _MIX[2] & _MASK
-    return ((mixed ^ mixed >> 32 ^ version) * _MIX[3] & _MASK) >> 32
-
-
-def _check_machine() -> None:
-    # Aligned 64-bit stores of CPython did not tear on x86-64, whose stores and loads also stay in order; elsewhere
-    # neither is known.
-    if platform.machine() != "x86_64":
-        raise CapabilityError(
-            f"the shared index needs x86-64's memory order, this is {platform.machine()}",
-            code="memory_order",
-            remedy="look pages up by message",
-        )
+_BITS = np.array([number.bit_count() for number in range(2**WAYS)], np.uint8)
+_LOWEST = np.array([(number & -number).bit_length() - 1 for number in range(2**WAYS)], np.int64)  # -1 for none
 
 
 class IndexWriter:
@@ -98,26 +55,31 @@ class IndexWriter:
     """
 
     def __init__(self, *, max_entries: int) -> None:
-        _check_machine()
+        layout.check_machine()
         if not 1 <= max_entries <= MAX_ENTRIES:
             raise UsageError(f"index of {max_entries} entries", remedy=f"ask for 1 .. {MAX_ENTRIES}")
         self.max_entries = max_entries
         self.epoch = secrets.randbits(63) | 1
-        buckets = 1 << max(1, (-(-2 * max_entries // _WAYS) - 1).bit_length())
-        nbytes = 8 * (_HEADER_WORDS + buckets * _BUCKET_WORDS)
+        buckets = 1 << max(1, (-(-2 * max_entries // WAYS) - 1).bit_length())
+        nbytes = 8 * (HEADER_WORDS + buckets * BUCKET_WORDS)
         self._fd, self._map = create_published_memfd("devipc-index", nbytes)
         self._words = self._map.view.cast("Q")
         self._array: U64 = np.frombuffer(self._words, np.uint64)  # the same, to store many at once
         self._bucket_mask = buckets - 1
         self._places: dict[bytes, int] = {}
-        self._free = bytearray([2**_WAYS - 1]) * buckets  # a bit a way
+        self._drafted = 0
+        self._free = bytearray([2**WAYS - 1]) * buckets  # a bit a way
         self._free_array = np.frombuffer(self._free, np.uint8)
         self._turn = np.empty(buckets, np.int32)
         self._version = 0
         self._lock = threading.Lock()
         words = self._words
-        words[_MAGIC_AT], words[_VERSION_AT], words[_BUCKETS_AT] = _MAGIC, INDEX_VERSION, buckets
-        words[_EPOCH_AT] = self.epoch
+        words[layout.MAGIC_AT], words[layout.VERSION_AT], words[layout.BUCKETS_AT] = (
+            layout.MAGIC,
+            layout.INDEX_VERSION,
+            buckets,
+        )
+        words[layout.EPOCH_AT] = self.epoch
 
     def __enter__(self) -> IndexWriter:
         return self
@@ -153,7 +115,9 @@ class IndexWriter:
             halves = np.frombuffer(b"".join(keys), "<u8").reshape(-1, 2)
             places = np.fromiter(map(self._places.get, keys, repeat(-1)), np.int64, len(keys))
             new = np.flatnonzero(places < 0)
-            self._place(keys, halves, places, new)
+            taken = places[new] = self._take(halves[new])
+            found = zip(new.tolist(), taken.tolist(), strict=True)
+            self._places.update((keys[at], place) for at, place in found if place >= 0)
             placed = np.flatnonzero(places >= 0)
             self._write(places[placed], halves[placed], placed.astype(np.uint64) + np.uint64(value))
         return len(placed)
@@ -161,46 +125,77 @@ class IndexWriter:
     def _publish_one(self, key: bytes, value: int) -> bool:
         first, second = int.from_bytes(key[:8], "little"), int.from_bytes(key[8:], "little")
         place = self._places.get(key, -1)
-        if place < 0 and len(self._places) < self.max_entries:
+        if place < 0 and len(self._places) + self._drafted < self.max_entries:
             place = self._way(first, second)
         if place < 0:
             return False
         self._places[key] = place
         self._version = version = self._version % 0xFFFFFFFF + 1
         words = self._words
-        words[place + _MARK] = 0
+        words[place + MARK] = 0
         words[place] = first
-        words[place + _SECOND] = second
-        words[place + _VALUE] = value
-        words[place + _MARK] = _checksum(first, second, value, version, self.epoch) << 32 | version
+        words[place + SECOND] = second
+        words[place + VALUE] = value
+        words[place + MARK] = checksum(first, second, value, version, self.epoch) << 32 | version
         return True
-
-    def _place(self, keys: Sequence[bytes], halves: U64, places: I64, new: I64) -> None:
-        taken = self._take(halves[new])
-        places[new] = taken
-        if len(new) == len(keys) and (taken >= 0).all():
-            self._places.update(zip(keys, taken.tolist(), strict=True))
-            return
-        for at, place in zip(new.tolist(), taken.tolist(), strict=True):
-            if place >= 0:
-                self._places[keys[at]] = place
 
     def _write(self, places: I64, halves: U64, values: U64) -> None:
         """Write entries, each so that a reader sees all of it or nothing: one numpy call follows the other, in order.
 
         A store of a whole array stores each aligned word at once.
         """
-        # Never used twice while a reader looks: it would have to sleep over 2**32 publications in one search.
-        versions = (np.arange(len(places), dtype=np.uint64) + np.uint64(self._version)) % np.uint64(0xFFFFFFFF)
-        versions += np.uint64(1)
-        sums = _checksums(halves[:, 0], halves[:, 1], values, versions, np.uint64(self.epoch))
+        marks = self._marks(halves, values)
         words = self._array
-        words[places + _MARK] = 0
+        words[places + MARK] = 0
         words[places] = halves[:, 0]
-        words[places + _SECOND] = halves[:, 1]
-        words[places + _VALUE] = values
-        words[places + _MARK] = sums << _32 | versions
-        self._version = (self._version + len(places) - 1) % 0xFFFFFFFF + 1 if len(places) else self._version
+        words[places + SECOND] = halves[:, 1]
+        words[places + VALUE] = values
+        words[places + MARK] = marks
+
+    def _marks(self, halves: U64, values: U64) -> U64:
+        """Return a new mark for each entry."""
+        # Never used twice while a reader looks: it would have to sleep over 2**32 publications in one search.
+        versions = (np.arange(len(values), dtype=np.uint64) + np.uint64(self._version)) % np.uint64(0xFFFFFFFF)
+        versions += np.uint64(1)
+        self._version = (self._version + len(values) - 1) % 0xFFFFFFFF + 1 if len(values) else self._version
+        return checksums(halves[:, 0], halves[:, 1], values, versions, np.uint64(self.epoch)) << _32 | versions
+
+    def draft(self, keys: Sequence[bytes], value: int) -> Draft:
+        """Do what can be done before the pages are there: entries that nobody finds until :meth:`publish_draft`.
+
+        The keys are distinct, and not published; values as for :meth:`publish_all`. Keys for which there is no room
+        have no entry. A draft is published or dropped, once.
+        """
+        with self._lock:
+            self._check_open()
+            halves = np.frombuffer(b"".join(keys), "<u8").reshape(-1, 2)
+            places = self._take(halves)
+            values = np.arange(value, value + len(keys), dtype=np.uint64)
+            if (places < 0).any():
+                placed = np.flatnonzero(places >= 0)
+                keys, halves = [keys[at] for at in placed.tolist()], halves[placed]
+                places, values = places[placed], values[placed]
+            marks = self._marks(halves, values)
+            self._array[places + SECOND] = halves[:, 1]
+            self._array[places + VALUE] = values
+            self._drafted += len(places)
+        return Draft(dict(zip(keys, places.tolist(), strict=True)), places, halves[:, 0].copy(), marks)
+
+    def publish_draft(self, draft: Draft) -> int:
+        """Let readers find the entries of a draft, whose keys nobody published meanwhile; return how many there are."""
+        with self._lock:
+            self._check_open()
+            self._array[draft.places] = draft.first
+            self._array[draft.places + MARK] = draft.marks
+            self._places.update(draft.entries)
+            self._drafted -= len(draft.places)
+        return len(draft.places)
+
+    def drop_draft(self, draft: Draft) -> None:
+        """Give the room of a draft back."""
+        with self._lock:
+            self._drafted -= len(draft.places)
+            self._give_back(draft.places)
 
     def evict(self, key: bytes) -> bool:
         """Let no search that begins after the return find ``key``; to be called before the page's memory is reused.
@@ -217,19 +212,22 @@ class IndexWriter:
                 return sum(map(self._evict_one, keys))
             places = np.fromiter(map(self._places.pop, keys, repeat(-1)), np.int64, len(keys))
             places = places[places >= 0]
-            self._array[places + _MARK] = 0
+            self._array[places + MARK] = 0
             self._array[places] = 0
-            buckets, ways = np.divmod(places - _HEADER_WORDS, _BUCKET_WORDS)
-            np.bitwise_or.at(self._free_array, buckets, (1 << ways).astype(np.uint8))
+            self._give_back(places)
         return len(places)
+
+    def _give_back(self, places: I64) -> None:
+        buckets, ways = np.divmod(places - HEADER_WORDS, BUCKET_WORDS)
+        np.bitwise_or.at(self._free_array, buckets, (1 << ways).astype(np.uint8))
 
     def _evict_one(self, key: bytes) -> bool:
         place = self._places.pop(key, None)
         if place is None:
             return False
-        self._words[place + _MARK] = 0
+        self._words[place + MARK] = 0
         self._words[place] = 0
-        bucket, way = divmod(place - _HEADER_WORDS, _BUCKET_WORDS)
+        bucket, way = divmod(place - HEADER_WORDS, BUCKET_WORDS)
         self._free[bucket] |= 1 << way
         return True
 
@@ -238,7 +236,7 @@ class IndexWriter:
         with self._lock:
             if self._map.closed:
                 return
-            self._words[_EPOCH_AT] = 0
+            self._words[layout.EPOCH_AT] = 0
             self._array = np.empty(0, np.uint64)
             self._words.release()
             self._map.close()
@@ -257,13 +255,13 @@ class IndexWriter:
         if not free:
             return -1
         self._free[bucket] = free & (free - 1)
-        return _HEADER_WORDS + bucket * _BUCKET_WORDS + (free & -free).bit_length() - 1
+        return HEADER_WORDS + bucket * BUCKET_WORDS + (free & -free).bit_length() - 1
 
     def _take(self, halves: U64) -> I64:
         """Reserve a way for each of many keys, as far as the index has room; -1 where there is none."""
         taken = np.full(len(halves), -1, np.int64)
         both = (halves & np.uint64(self._bucket_mask)).astype(np.int64)
-        left = np.arange(min(len(halves), self.max_entries - len(self._places)))
+        left = np.arange(min(len(halves), self.max_entries - len(self._places) - self._drafted))
         while len(left) > _FEW:
             free = self._free_array[both[left]]
             other = _BITS[free[:, 1]] > _BITS[free[:, 0]]
@@ -271,12 +269,12 @@ class IndexWriter:
             ways = np.where(other, free[:, 1], free[:, 0])
             self._turn[bucket] = left
             turn = self._turn[bucket] == left  # one way a bucket at a time
-            taken[left[turn]] = _HEADER_WORDS + bucket[turn] * _BUCKET_WORDS + _LOWEST[ways[turn]]
+            taken[left[turn]] = HEADER_WORDS + bucket[turn] * BUCKET_WORDS + _LOWEST[ways[turn]]
             self._free_array[bucket[turn]] = ways[turn] & (ways[turn] - 1)
             left = left[~turn & (ways != 0)]
         for at, (first, second) in zip(left.tolist(), halves[left].tolist(), strict=True):
             taken[at] = self._way(first, second)
-        taken[taken < _HEADER_WORDS] = -1  # where there was no way
+        taken[taken < HEADER_WORDS] = -1  # where there was no way
         return taken
 
 
@@ -306,21 +304,21 @@ class IndexReader:
     """
 
     def __init__(self, fd: int, *, epoch: int) -> None:
-        _check_machine()
-        nbytes = validate_memfd(fd, min_nbytes=8 * (_HEADER_WORDS + _BUCKET_WORDS))
+        layout.check_machine()
+        nbytes = validate_memfd(fd, min_nbytes=8 * (HEADER_WORDS + BUCKET_WORDS))
         self._map = SharedMap(fd, nbytes, writable=False)
         words = np.frombuffer(self._map.view, np.uint64, nbytes // 8)
         magic, version, _, buckets = words[:4].tolist()
-        whole = nbytes == 8 * (_HEADER_WORDS + buckets * _BUCKET_WORDS)
-        if magic != _MAGIC or version != INDEX_VERSION or buckets & (buckets - 1) or not whole:
+        whole = nbytes == 8 * (HEADER_WORDS + buckets * BUCKET_WORDS)
+        if magic != layout.MAGIC or version != layout.INDEX_VERSION or buckets & (buckets - 1) or not whole:
             self._map.close()
             raise HandleError(
-                f"memory of {nbytes} bytes is no index of version {INDEX_VERSION}",
+                f"memory of {nbytes} bytes is no index of version {layout.INDEX_VERSION}",
                 code="index",
                 remedy="run the same devipc version on both sides",
             )
         self._words: U64 | None = words
-        self._lines = words[_HEADER_WORDS:].reshape(buckets * 4, _WAYS)
+        self._lines = words[HEADER_WORDS:].reshape(buckets * 4, WAYS)
         self._bucket_mask = np.uint64(buckets - 1)
         self._epoch = np.uint64(epoch)
         self._expired = not epoch
@@ -339,7 +337,7 @@ class IndexReader:
         """Unmap. Not to be called while another thread searches; calling it again does nothing."""
         self._expired = True
         self._words = None
-        self._lines = np.empty((0, _WAYS), np.uint64)
+        self._lines = np.empty((0, WAYS), np.uint64)
         self._map.close()
 
     def find(self, keys: Keys) -> Found:
@@ -357,7 +355,7 @@ class IndexReader:
             raise UsageError(f"keys {keys.dtype} of shape {keys.shape}", code="key", remedy="pass uint8 (n, 16)")
         found = Found(np.zeros(len(keys), np.bool_), np.zeros(len(keys), np.uint64))
         words = self._words
-        if self._expired or words is None or words[_EPOCH_AT] != self._epoch:
+        if self._expired or words is None or words[layout.EPOCH_AT] != self._epoch:
             return found
         halves = np.ascontiguousarray(keys).view(np.uint64)
         unsettled = self._search(words, halves, None, found)
@@ -377,18 +375,18 @@ class IndexReader:
     ) -> npt.NDArray[np.int64]:
         """Look once at every key of ``halves``; enter hits, and return the numbers of those to look at again."""
         lines = (halves & self._bucket_mask) << _TWO  # the two buckets' lines of first halves
-        equal = (self._lines.take(lines, axis=0) == halves[:, :1, None]).reshape(len(halves), 2 * _WAYS)
+        equal = (self._lines.take(lines, axis=0) == halves[:, :1, None]).reshape(len(halves), 2 * WAYS)
         at = equal.argmax(axis=1)
         number = np.flatnonzero(equal[np.arange(len(halves)), at])
         if not len(number):
             return number
         at = at[number]
-        place = lines[number, at // _WAYS].astype(np.int64) * _WAYS + at % _WAYS + _HEADER_WORDS
+        place = lines[number, at // WAYS].astype(np.int64) * WAYS + at % WAYS + HEADER_WORDS
         # In this order: a mark that is the same before and after stands for what was read in between.
-        mark = words.take(place + _MARK)
-        first, second, value = words.take(place), words.take(place + _SECOND), words.take(place + _VALUE)
-        stable = (words.take(place + _MARK) == mark) & (mark != _NO_MARK)
-        stable &= _checksums(first, second, value, mark & _LOW, self._epoch) == mark >> _32
+        mark = words.take(place + MARK)
+        first, second, value = words.take(place), words.take(place + SECOND), words.take(place + VALUE)
+        stable = (words.take(place + MARK) == mark) & (mark != _NO_MARK)
+        stable &= checksums(first, second, value, mark & _LOW, self._epoch) == mark >> _32
         stable &= first == halves[number, 0]
         number, hit = number if numbers is None else numbers[number], stable & (second == halves[number, 1])
         found.hit[number[hit]] = True

@@ -168,6 +168,7 @@ class _TransferOp(EngineOp, ABC):
         self._nbytes = nbytes
         self._job = self._lane.copies.start(self.pool, self.direction, pages, places, self.fence)
         self._lane.took_off(self.owner, nbytes)
+        self.moves()
 
     def _time_out(self, doing: str) -> None:
         """Begin the end, or end, because the deadline passed."""
@@ -221,6 +222,9 @@ class _TransferOp(EngineOp, ABC):
     @abstractmethod
     def places(self, moving: npt.NDArray[np.bool_] | None, pages: PageIds) -> Places | None:
         """Return where the host pages of those ``pages`` are; None while there is no room."""
+
+    def moves(self) -> None:
+        """Do what can be done while the copies run."""
 
     def copied(self) -> None:
         """Enter the results of copies that are done."""
@@ -294,6 +298,11 @@ class BackupOp(_TransferOp):
             return None
         self.error = None
         return self._reservation.places
+
+    def moves(self) -> None:
+        """Make what will be published."""
+        if self._reservation is not None:
+            self._tier.prepare(self._reservation)
 
     def settle(self) -> None:
         """Publish, unless the client gave up before it used its pages again."""

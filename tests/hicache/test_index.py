@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devipc.errors import CapabilityError, ClosedError, HandleError, UsageError
-from devipc.hicache import index as index_module
+from devipc.hicache import indexwords
 from devipc.hicache.index import IndexReader, IndexWriter
 from devipc.memfd import SharedMap, create_memfd, create_published_memfd
 from tests.hicache.index_peer import all_keys
@@ -168,7 +168,7 @@ def test_memory_that_is_no_index_is_refused() -> None:
     fd, mapping = create_published_memfd("test", 8 * (512 + 32))
     header = mapping.view.cast("Q")
     try:
-        for words in ([0, 0, 0, 0], [index_module._MAGIC, 2, 1, 1], [index_module._MAGIC, 1, 1, 2]):
+        for words in ([0, 0, 0, 0], [indexwords.MAGIC, 2, 1, 1], [indexwords.MAGIC, 1, 1, 2]):
             for at, word in enumerate(words):
                 header[at] = word
             with pytest.raises(HandleError) as caught:

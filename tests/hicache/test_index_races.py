@@ -123,8 +123,8 @@ def test_between_any_two_loads_the_writer_may_do_anything(
     writer: IndexWriter, reader: IndexReader, monkeypatch: pytest.MonkeyPatch, guard: str, change: str, at: int
 ) -> None:
     if guard == "version alone":
-        monkeypatch.setattr(index_module, "_checksums", lambda *_: np.uint64(0))
-        monkeypatch.setattr(index_module, "_checksum", lambda *_: 0)
+        monkeypatch.setattr(index_module, "checksums", lambda *_: np.uint64(0))
+        monkeypatch.setattr(index_module, "checksum", lambda *_: 0)
     bucket_twin = KEY[:8] + bytes(7) + b"\1"  # the same first half: it will stand where KEY stood
     writer.publish(KEY, 1)
 
