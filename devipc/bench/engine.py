@@ -51,6 +51,7 @@ DEPLOYMENTS = ("none", "inproc", "daemon", "process")
 """No cache, an engine in this process, a daemon, and a runtime in a process of its own that uses the daemon."""
 _REVISION = "bench"
 _KILL_AT = 3
+Answers = dict[str, tuple[int, ...]]
 
 
 @dataclass(slots=True)
@@ -59,6 +60,7 @@ class _Deployment:
     runtime: RuntimeInterface
     client: HiCacheClient | None
     memory: dict[str, int]
+    exact: bool
 
     @property
     def local(self) -> LocalGPURuntime | None:
@@ -159,7 +161,7 @@ def _open(
         memory["device_nbytes"] = _device_used(weights) - before
         if name == "daemon":
             memory |= served
-        made.append(_Deployment(name, runtime, client, memory))
+        made.append(_Deployment(name, runtime, client, memory, exact=weights.embed.device.type == "cpu"))
     return made
 
 
@@ -208,6 +210,14 @@ def _first_tokens(opened: list[_Deployment], rows: dict[str, dict[str, Any]], pr
             )
 
 
+def _agreement(one: _Deployment, answers: Answers, expected: Answers) -> float:
+    """Return the share of answers that are as expected: all of them on a host, whose sums have one order."""
+    same = sum(answers[name] == tokens for name, tokens in expected.items())
+    if same < len(expected) and one.exact:
+        raise _wrong(one.name)
+    return same / len(expected)
+
+
 def _wrong(name: str) -> DevIPCError:
     return DevIPCError(f"{name} answers something else", code="wrong_answer", remedy="report it, with the settings")
 
@@ -217,7 +227,7 @@ def _decoding(opened: list[_Deployment], rows: dict[str, dict[str, Any]], prompt
     quiet = {one.name: Steps() for one in opened}
     busy = {one.name: Steps() for one in opened}
     rates: dict[str, list[float]] = {one.name: [] for one in opened}
-    expected: dict[str, tuple[int, ...]] | None = None
+    expected: Answers | None = None
     for number in range(sizes.repetitions + 1):
         for one in opened:
             for moves, kept in ((False, quiet), (True, busy)):
@@ -232,8 +242,9 @@ def _decoding(opened: list[_Deployment], rows: dict[str, dict[str, Any]], prompt
                         rates[one.name].append(nbytes / seconds / 1e9)
                 answers = {name: done.tokens for name, done in scheduler.finished.items()}
                 expected = expected or answers
-                if answers != expected:
-                    raise _wrong(one.name)
+                rows[one.name]["same_answers"] = min(
+                    rows[one.name].get("same_answers", 1.0), _agreement(one, answers, expected)
+                )
                 if number:  # the first round is a warm-up
                     for part in ("decode_s", "cpu_s", "outside_s"):
                         getattr(kept[one.name], part).extend(getattr(found, part))
@@ -305,14 +316,14 @@ def _deaths(
     if "daemon" in by_name:
         found.append(_daemon_dies(expected, prompts, backend, device, weights, model, sizes))
     for row in found:
-        if not row["same_answers"]:
+        if not row["same_answers"] and reference.exact:
             raise _wrong(f"what is left after the {row['died']} died")
     return found
 
 
 def _answers(
     over: RuntimeInterface, prompts: _Prompts, sizes: Sizes, *, at_step: Any = None
-) -> tuple[dict[str, tuple[int, ...]], float, int]:
+) -> tuple[Answers, float, int]:
     scheduler = Scheduler(over)
     for number, prompt in enumerate(prompts.short):
         scheduler.submit(f"d{number}", prompt, max_tokens=sizes.answer)
@@ -329,7 +340,7 @@ def _answers(
 
 
 def _daemon_dies(
-    expected: dict[str, tuple[int, ...]],
+    expected: Answers,
     prompts: _Prompts,
     backend: Backend,
     device: Device,

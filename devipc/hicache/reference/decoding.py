@@ -11,10 +11,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from devipc.hicache.reference.model import PagedModel
 
 __all__ = ["Decoder", "Row"]
+
+_KERNELS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Those that add in one order, whatever runs beside them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,8 @@ class Decoder:
         tables = torch.zeros(self._rows, width, dtype=torch.int64, device=where)
 
         def compute() -> Tensor:
-            return self._model.decode(tokens, positions, tables).argmax(-1)
+            with sdpa_kernel(_KERNELS):
+                return self._model.decode(tokens, positions, tables).argmax(-1)
 
         side = torch.cuda.Stream(where)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(where))

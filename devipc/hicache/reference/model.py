@@ -183,6 +183,11 @@ class PagedModel:
         beyond = ~mask.any(1)[:, :, None, None]
         k = self._k[number][tables].flatten(1, 2).masked_fill(beyond, 0).to(q.dtype)
         v = self._v[number][tables].flatten(1, 2).masked_fill(beyond, 0).to(q.dtype)
+        if self.fused and q.shape[1] == 1:  # heads that share keys as rows: no kernel needs to know of groups
+            groups = q.view(q.shape[0], self.shape.kv_heads, -1, self.shape.head_dim)
+            return torch.nn.functional.scaled_dot_product_attention(
+                groups, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask[:, None], scale=self._scale
+            ).view(q.shape)
         return torch.nn.functional.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),
