@@ -67,12 +67,7 @@ def check_places(
         For the list as a whole.
     """
     if span is None or index is None:
-        places = np.sort(base)
-        overlap = places[1:] - places[:-1] < np.uint64(page_nbytes)
-        if shared:
-            overlap &= places[1:] != places[:-1]
-        _check_arena(int(places[0]), int(places[-1]) + page_nbytes, arena)
-        overlaps = bool(np.count_nonzero(overlap))
+        overlaps = _blocks_overlap(base, page_nbytes, arena, shared=shared)
     elif len(base) <= FEW:
         overlaps = _few_overlap(base.tolist(), span.tolist(), index.tolist(), page_nbytes, arena, shared=shared)
     else:
@@ -81,6 +76,20 @@ def check_places(
         raise BoundsError(
             "host places overlap", code="overlap", remedy="give every page of an operation a place of its own"
         )
+
+
+def _blocks_overlap(base: U64, page_nbytes: int, arena: tuple[int, int], *, shared: bool) -> bool:
+    if len(base) <= FEW:
+        ordered = sorted(base.tolist())
+        _check_arena(ordered[0], ordered[-1] + page_nbytes, arena)
+        return any(this - last < page_nbytes and not (shared and this == last) for last, this in pairwise(ordered))
+    places = np.sort(base)
+    _check_arena(int(places[0]), int(places[-1]) + page_nbytes, arena)
+    distance = places[1:] - places[:-1]
+    overlap = distance < np.uint64(page_nbytes)
+    if shared:
+        overlap &= distance != np.uint64(0)
+    return bool(np.count_nonzero(overlap))
 
 
 def _few_overlap(

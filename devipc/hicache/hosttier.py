@@ -130,7 +130,7 @@ class HostTier:
             columns.filling[heads] = True
             columns.space[heads] = self._spaces.setdefault(namespace, len(self._spaces) + 1)
             flushes = self._flushes.get(namespace, 0)
-            places = Places.of(slots, columns)
+            places = Places.of(slots, columns.head[slots] if slots is not heads else slots, columns)
             reservation = Reservation(holder, names, namespace, heads, slots, places, self._changes, flushes, nbytes)
             self._open.add(reservation)
             self.shares.take(holder[0], nbytes)
@@ -238,9 +238,9 @@ class HostTier:
             hit = slots >= 0
             if np.count_nonzero(hit) < len(hit):
                 slots = slots[hit]
-            places = Places.of(slots, self._slots)
+            heads = self._slots.head[slots]
+            places = Places.of(slots, heads, self._slots)
             if len(slots) and (partial or len(slots) == len(names)):
-                heads = slots - places.index
                 extents = distinct(heads)
                 nbytes = self._slots.nbytes_of(extents)
                 self.shares.check(holder[0], nbytes, lambda: self._pinned_once(holder[0], extents))

@@ -91,7 +91,8 @@ class Move(Struct, frozen=True, array_like=True, tag=True):
 
     ``pages``, ``offsets``, ``spans`` and ``indexes`` are little-endian int64, one a page: the page, its extent's
     distance from the start of the arena in bytes, pages in the extent, and which of them it is. ``slot`` takes the
-    first value of the client's timeline; ``op`` is the client's number for it.
+    first value of the client's timeline; ``op`` is the client's number for it. Without ``spans`` and ``indexes`` every
+    extent has one page.
     """
 
     job: Job
@@ -289,8 +290,8 @@ def move_of(
         generation,
         _words(pages),
         _words(places.offset),
-        _words(places.span),
-        _words(places.index),
+        b"" if places.span is None else _words(places.span),
+        b"" if places.index is None else _words(places.index),
         slot,
         op,
     )
@@ -303,10 +304,9 @@ def _words(values: PageIds) -> bytes:
 
 def lists_of(move: Move) -> tuple[PageIds, Places]:
     """Return pages and places of an order, as read-only arrays; raises BoundsError for lists of unequal length."""
-    if not len(move.pages) == len(move.offsets) == len(move.spans) == len(move.indexes) or len(move.pages) % 8:
+    extents = bool(move.spans or move.indexes)
+    lists = (move.pages, move.offsets, move.spans, move.indexes) if extents else (move.pages, move.offsets)
+    if len(move.pages) % 8 or len(set(map(len, lists))) > 1:
         raise BoundsError("lists of pages and places of unequal length", code="shape", remedy="send one entry a page")
-    pages, offset, span, index = (
-        np.frombuffer(form, _WORD).astype(np.int64, copy=False)
-        for form in (move.pages, move.offsets, move.spans, move.indexes)
-    )
-    return pages, Places(offset, span, index)
+    pages, *columns = (np.frombuffer(form, _WORD).astype(np.int64, copy=False) for form in lists)
+    return pages, Places(*columns)

@@ -28,7 +28,8 @@ from devipc.memfd import SharedMap
 __all__ = ["BouncedMover", "MarkerPool", "Mover", "PinnedMover"]
 
 _PAUSE_S = 50e-6
-_PART_RUNS = 512
+_FIRST_RUNS, _PART_RUNS = 16, 512
+"""How many runs of pages are planned before anything is submitted, and behind that at a time."""
 _log = logging.getLogger("devipc.hicache")
 
 
@@ -121,10 +122,11 @@ def _regions(regions: Sequence[int]) -> list[int] | None:
 def _check_places(places: Places, page_nbytes: int, arena_nbytes: int) -> None:
     """Refuse places outside of the arena, where no plan is made that would."""
     most = arena_nbytes // page_nbytes
-    inside = (places.span >= 1) & (places.span <= most) & (places.index >= 0) & (places.index < places.span)
-    inside &= (places.offset >= 0) & (places.offset <= arena_nbytes)
+    inside, span = (places.offset >= 0) & (places.offset <= arena_nbytes), places.span
+    if span is not None and places.index is not None:
+        inside &= (span >= 1) & (span <= most) & (places.index >= 0) & (places.index < span)
     # Only now can the ends not overflow.
-    if not inside.all() or (places.offset + places.span * page_nbytes > arena_nbytes).any():
+    if not inside.all() or (places.offset + (1 if span is None else span) * page_nbytes > arena_nbytes).any():
         raise BoundsError(
             f"host places leave the {arena_nbytes} bytes of host memory",
             code="host_bounds",
@@ -186,10 +188,17 @@ class PinnedMover:
         on_group: Callable[[int], None],
     ) -> None:
         """See :class:`Mover`."""
-        host = HostPages.extents(places.offset + self._arena.address, places.span, places.index)
+        base = places.offset + self._arena.address
+        if places.span is None or places.index is None:
+            host = HostPages.blocks(base)
+        else:
+            host = HostPages.extents(base, places.span, places.index)
         by_layer_group = direction is Direction.RESTORE
         # Each list is made while the copies of those before it run.
-        for copies, end in planner.copies(direction, pages, host, by_layer_group=by_layer_group, part_runs=_PART_RUNS):
+        parts = planner.copies(
+            direction, pages, host, by_layer_group=by_layer_group, first_runs=_FIRST_RUNS, part_runs=_PART_RUNS
+        )
+        for copies, end in parts:
             self._fan.put(stream, copies)
             if end:
                 on_group(end - 1 if by_layer_group else 0)
@@ -276,7 +285,8 @@ class BouncedMover:
         """Move pages between the buffer, where each is packed, and their extents, which are plane by plane."""
         for number, slot in enumerate(slots.tolist(), start):
             base = self._arena.address + int(places.offset[number])
-            span, index = int(places.span[number]), int(places.index[number])
+            span = 1 if places.span is None else int(places.span[number])
+            index = 0 if places.index is None else int(places.index[number])
             before = 0
             for nbytes in pieces if span > 1 else (sum(pieces),):
                 place, packed = base + span * before + index * nbytes, slot + before

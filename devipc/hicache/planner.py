@@ -151,6 +151,18 @@ def _unsigned(what: str, values: AnyIntegers) -> U64:
     return wide.view(np.uint64)
 
 
+def _parts(classes: Sequence[PageRuns], most: int) -> list[list[PageRuns]]:
+    """Return the same runs in parts of at most ``most``."""
+    return [[runs.part(at, at + most)] for runs in classes for at in range(0, len(runs.page), most)]
+
+
+def _first(parts: list[list[PageRuns]], most: int) -> list[list[PageRuns]]:
+    """Return the same parts, but for a first one of at most ``most`` runs: what it takes is submitted sooner."""
+    (first, *others), *more = parts
+    rest = [first.part(most, len(first.page))] if len(first.page) > most else []
+    return [[first.part(0, most)], *([[*rest, *others]] if rest or others else []), *more]
+
+
 @dataclass(frozen=True, slots=True)
 class _Tables:
     blocks: Strips
@@ -286,6 +298,7 @@ class Planner:
         host: HostPages,
         *,
         by_layer_group: bool = False,
+        first_runs: int = 0,
         part_runs: int = 0,
     ) -> Iterator[tuple[CopyList, int]]:
         """Yield the lists of :meth:`plan` one by one, so that each can be submitted before the next is made.
@@ -294,8 +307,8 @@ class Planner:
 
         Parameters
         ----------
-        part_runs : int
-            Most runs of pages in one list; 0: no limit.
+        first_runs, part_runs : int
+            Most runs of pages in the very first list of many, and in any; 0: no limit.
 
         Yields
         ------
@@ -316,14 +329,13 @@ class Planner:
         check_places(host.base, host.span, host.index, page_nbytes=self.page_nbytes, arena=self._arena, shared=restore)
         classes = PageRuns.classify(ids, host.base, host.span, host.index, self.block_nbytes)
         run_count = sum(len(runs.page) for runs in classes)
-        parts = [classes]
-        if 0 < part_runs < run_count:
-            starts = [(runs, at) for runs in classes for at in range(0, len(runs.page), part_runs)]
-            parts = [[runs.part(at, at + part_runs)] for runs, at in starts]
+        parts = _parts(classes, part_runs) if 0 < part_runs < run_count else [classes]
+        first = _first(parts, first_runs) if 0 < 2 * first_runs <= run_count else parts
         for begin, end in self._cut(len(ids), run_count) if by_layer_group else ((0, count),):
             tables = self._tables(begin, end)
-            for number, part in enumerate(parts, 1):
+            for number, part in enumerate(first, 1):
                 assembly = Assembly(self._limits, self.cost, to_host=direction is Direction.BACKUP)
                 for runs in part:
                     assembly.add(runs, tables.blocks if runs.span is None else tables.extents)
-                yield assembly.done(), end if number == len(parts) else 0
+                yield assembly.done(), end if number == len(first) else 0
+            first = parts

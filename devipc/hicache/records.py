@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from devipc.hicache.blocks import Slots
+from devipc.hicache.few import largest
 from devipc.hicache.results import PageResult, Results
 
 __all__ = ["Hold", "Holder", "Places", "Reservation"]
@@ -52,18 +53,19 @@ class Places:
     ----------
     offset : numpy.ndarray
         int64 ``(n,)``: bytes from the start of the arena to the page's extent.
-    span, index : numpy.ndarray
-        int64 ``(n,)``: pages in the extent, and which of them it is.
+    span, index : numpy.ndarray or None
+        int64 ``(n,)``: pages in the extent, and which of them it is. None when every extent has one page.
     """
 
     offset: I64
-    span: I64
-    index: I64
+    span: I64 | None = None
+    index: I64 | None = None
 
     @classmethod
-    def of(cls, slots: I64, columns: Slots) -> Places:
-        """Return the places of pages by their slots, in order."""
-        heads = columns.head[slots]
+    def of(cls, slots: I64, heads: I64, columns: Slots) -> Places:
+        """Return the places of pages by their slots and those of their extents, in order."""
+        if heads is slots or (np.array_equal(heads, slots) and largest(columns.span[heads]) <= 1):
+            return cls(columns.offset[slots])
         return cls(columns.offset[heads], columns.span[heads], slots - heads)
 
 

@@ -199,6 +199,12 @@ def test_what_is_outside_is_refused_and_nothing_is_touched(pair: Pair) -> None:
         Places(good.offset, good.span, one * 5),
         Places(good.offset, good.span, one * -1),
         Places(one * 0, good.span, good.index),
+        Places(good.offset - it.page_nbytes),
+        Places(good.offset + ends - it.page_nbytes + 1),
+        Places(one * 2**62),
+        Places(one * -(2**63)),
+        Places(good.offset // 2),
+        Places(one * 0),
     ]
     for direction in Direction:
         for places in bad_places:
@@ -236,6 +242,8 @@ def test_orders_about_what_is_not_there_are_refused(pair: Pair) -> None:
     assert isinstance(order(generation=2), StaleError)
     assert isinstance(order(slot=64), BoundsError)
     assert isinstance(order(pages=bytes(16), offsets=bytes(8)), BoundsError)
+    assert isinstance(order(pages=bytes(8), offsets=bytes(8), spans=bytes(8)), BoundsError)
+    assert isinstance(order(pages=bytes(8), offsets=bytes(8), indexes=bytes(8)), BoundsError)
     assert isinstance(order(pages=bytes(7), offsets=bytes(7), spans=bytes(7), indexes=bytes(7)), BoundsError)
     assert isinstance(it.open_pool(1, 1), UsageError)
     assert isinstance(it.open_pool(5, 1), HandleError)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from devipc.errors import ResourceExhausted, UsageError
 from devipc.hicache.hosttier import HostTier
 from devipc.hicache.index import IndexReader, IndexWriter
-from devipc.hicache.records import Holder, Reservation
+from devipc.hicache.records import I64, Holder, Places, Reservation
 from devipc.hicache.results import PageResult
 
 BLOCK = 1024
@@ -58,6 +58,13 @@ def matrix(found: list[bytes]) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]
     return np.frombuffer(b"".join(found), np.uint8).reshape(len(found), 16)
 
 
+def spans_of(places: Places) -> tuple[I64, I64]:
+    """Return span and index of each page, also of those in blocks."""
+    if places.span is None or places.index is None:
+        return np.ones_like(places.offset), np.zeros_like(places.offset)
+    return places.span, places.index
+
+
 @pytest.fixture
 def tier(writer: IndexWriter) -> Iterator[Tier]:
     made = Tier(writer)
@@ -75,8 +82,7 @@ def test_a_page_is_found_once_it_is_committed(tier: Tier, reader: IndexReader) -
     assert reader.match(matrix(pages)) == 3
     hit, places = tier.hold((A, 2), pages)
     assert hit.all()
-    assert places.span.tolist() == [3, 3, 3]
-    assert places.index.tolist() == [0, 1, 2]
+    assert [column.tolist() for column in spans_of(places)] == [[3, 3, 3], [0, 1, 2]]
     assert len(set(places.offset.tolist())) == 1
 
 
@@ -92,11 +98,23 @@ def test_a_reservation_ends_once(tier: Tier) -> None:
 def test_what_the_caller_gets_is_its_own(tier: Tier) -> None:
     reservation = tier.reserve((A, 1), names(1, 2), namespace=NAMESPACE, block_nbytes=BLOCK, runs=[2])
     reservation.places.offset[:] = 7 * BLOCK
-    reservation.places.index[:] = 0
+    spans_of(reservation.places)[1][:] = 0
     tier.commit(reservation)
     _, places = tier.hold((A, 2), names(1, 2))
     assert places.offset.tolist() == [0, 0]
-    assert places.index.tolist() == [0, 1]
+    assert spans_of(places)[1].tolist() == [0, 1]
+
+
+def test_pages_by_themselves_have_blocks(tier: Tier) -> None:
+    reservation = tier.reserve((A, 1), names(1, 2), namespace=NAMESPACE, block_nbytes=BLOCK, runs=[1, 1])
+    assert reservation.places.span is None
+    tier.commit(reservation)
+    tier.store(names(3, 4), runs=[2])
+    for pages, blocks in (((2, 1), True), ((2, 3), False), ((4, 1), False), ((3,), False)):
+        holder = tier.holder()
+        _, places = tier.hold(holder, names(*pages))
+        assert (places.span is None) == (places.index is None) == blocks, pages
+        tier.release(holder)
 
 
 def test_the_least_recently_used_goes_first_and_leaves_the_index(tier: Tier, reader: IndexReader) -> None:
@@ -319,10 +337,15 @@ def test_any_order_of_calls_adds_up(seed: int) -> None:
             namespace, block = choose.choice(((NAMESPACE, BLOCK), (OTHER, 2 * BLOCK)))
             chosen = choose.sample(known, sum(runs))
             reserved = tier.reserve(tier.holder(), chosen, namespace=namespace, block_nbytes=block, runs=runs)
-            assert int(reserved.places.span.max()) <= 4
-            ends = reserved.places.offset + reserved.places.index * block
+            spans, indexes = spans_of(reserved.places)
+            assert int(spans.max()) <= 4
+            ends = reserved.places.offset + indexes * block
             assert len(np.unique(ends // BLOCK)) == len(chosen)
             reservations.append(reserved)
+
+        def prepare() -> None:
+            if reservations:
+                tier.prepare(choose.choice(reservations))
 
         def hold() -> None:
             holders.append(tier.holder())
@@ -335,7 +358,7 @@ def test_any_order_of_calls_adds_up(seed: int) -> None:
         steps: list[Callable[[], object]] = [
             reserve,
             reserve,
-            lambda: reservations and tier.prepare(choose.choice(reservations)),
+            prepare,
             lambda: end(tier.commit),
             lambda: end(tier.commit),
             lambda: end(tier.abort),

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devipc.errors import BoundsError, UsageError
+from devipc.hicache.expand import CopyList
 from devipc.hicache.layout import Component, Plane, PoolChunk, PoolLayout, Rule
 from devipc.hicache.planner import CopyPlan, Direction, HostPages, Planner, layer_groups, page_runs
 from devipc.hicache.strips import CostModel, Limits
@@ -228,10 +229,31 @@ def test_a_list_in_parts_is_the_same_copies() -> None:
         parts = list(planner.copies(direction, ids, host, by_layer_group=True, part_runs=4))
         assert [end for _, end in parts if end] == list(whole.ends)
         assert len(parts) > 2 * len(whole.ends)
-        for columns in ("strided", "dst", "src", "nbytes"):
-            found = np.concatenate([getattr(copies, columns) for copies, _ in parts])
-            wanted = np.concatenate([getattr(copies, columns) for copies in whole.groups])
-            assert sorted(found.tolist()) == sorted(wanted.tolist())
+        same_copies(parts, whole)
+
+
+def same_copies(parts: list[tuple[CopyList, int]], whole: CopyPlan) -> None:
+    for columns in ("strided", "dst", "src", "nbytes"):
+        found = np.concatenate([getattr(copies, columns) for copies, _ in parts])
+        wanted = np.concatenate([getattr(copies, columns) for copies in whole.groups])
+        assert sorted(found.tolist()) == sorted(wanted.tolist())
+
+
+@pytest.mark.parametrize("first_runs", [1, 2, 5, 15])
+@pytest.mark.parametrize("part_runs", [0, 4, 20])
+def test_the_first_list_is_short_so_that_it_is_submitted_soon(first_runs: int, part_runs: int) -> None:
+    layout = llama()
+    ids = np.concatenate((np.arange(100, 104), np.arange(200, 204), random_pages(30, 90)))
+    host = HostPages.blocks(ARENA + np.arange(38) * layout.page_nbytes)
+    planner = planner_for(layout)
+    for direction in Direction:
+        whole = planner.plan(direction, ids, host, by_layer_group=True)
+        parts = list(
+            planner.copies(direction, ids, host, by_layer_group=True, first_runs=first_runs, part_runs=part_runs)
+        )
+        assert [end for _, end in parts if end] == list(whole.ends)
+        assert parts[0][0].total_nbytes <= 4 * first_runs * layout.page_nbytes
+        same_copies(parts, whole)
 
 
 @pytest.mark.parametrize(
