@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 from devipc.errors import CompletionTimeout, ResourceExhausted
@@ -42,11 +43,18 @@ def no_thread(what: str, error: RuntimeError) -> ResourceExhausted:
     )
 
 
-def call_with_deadline(call: Callable[[], T], *, timeout_s: float, what: str, undo: Callable[[T], None]) -> T:
+def call_with_deadline(
+    call: Callable[[], T],
+    *,
+    timeout_s: float,
+    what: str,
+    undo: Callable[[T], None],
+    around: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> T:
     """Run ``call`` in a thread of its own; give it up after ``timeout_s``.
 
     A call that returns after it was given up, at the deadline or by an interrupt, is undone by that thread, so that
-    nothing stays behind.
+    nothing stays behind. Call and undo are made in what ``around`` returns.
 
     Raises
     ------
@@ -62,6 +70,11 @@ def call_with_deadline(call: Callable[[], T], *, timeout_s: float, what: str, un
     abandoned = False
 
     def run() -> None:
+        with around():
+            attempt()
+        done.set()
+
+    def attempt() -> None:
         try:
             result = call()
         except BaseException as error:
@@ -73,7 +86,6 @@ def call_with_deadline(call: Callable[[], T], *, timeout_s: float, what: str, un
                     outcome.append(result)
             if late:
                 undo(result)
-        done.set()
 
     def give_up() -> bool:
         nonlocal abandoned

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from devipc.deadline import deadline_after, remaining
@@ -113,6 +114,9 @@ class MappingCache:
         Idle mappings to keep; used ones are never dropped and never counted.
     on_unmapped : callable
         Called with the mapping after each driver unmap, on the thread that did it.
+    driving : callable
+        Returns what is entered for as long as something may be mapped or unmapped, by the thread that does it, without
+        a lock. An open that is given up stays in it until the driver has returned.
     """
 
     def __init__(
@@ -122,11 +126,13 @@ class MappingCache:
         instance: bytes,
         idle_limit: int = 8,
         on_unmapped: Callable[[Mapping], None] = lambda _mapping: None,
+        driving: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._memory = memory
         self._instance = instance
         self._idle_limit = idle_limit
         self._on_unmapped = on_unmapped
+        self._driving = driving
         self._lock = threading.Condition()
         self._mappings: OrderedDict[Key, Mapping] = OrderedDict()
         self._opening: set[Key] = set()
@@ -155,7 +161,12 @@ class MappingCache:
         CompletionTimeout
             When the driver's open did not return.
         """
-        deadline = deadline_after(timeout_s)
+        with self._driving():
+            return self._acquire_all(handles, deadline_after(timeout_s), leases)
+
+    def _acquire_all(
+        self, handles: Sequence[MemoryHandle], deadline: float, leases: Sequence[Hashable]
+    ) -> list[tuple[Mapping, bool]]:
         keys = [(handle.instance, handle.generation, handle.export_id) for handle in handles]
         with self._lock:
             self._check_all(handles)
@@ -231,34 +242,28 @@ class MappingCache:
 
     def release(self, mapping: Mapping) -> None:
         """Give one use back. The last use of a stale mapping unmaps it; of a valid one makes it idle."""
-        with self._lock:
+        with self._changing():
             if mapping.users <= 0:
                 raise UsageError("a mapping was released more often than acquired", code="double_release")
             mapping.users -= 1
-            dropped = self._collect()
-        self._unmap(dropped)
 
     def new_generation(self, instance: bytes, generation: int) -> None:
         """Invalidate everything of ``instance`` that is older than ``generation``, at once."""
-        with self._lock:
+        with self._changing():
             self._generations[instance] = max(generation, self._generations.get(instance, 0))
             for mapping in self._mappings.values():
                 if mapping.key[0] == instance and mapping.key[1] < generation:
                     mapping.stale = "the exporter replaced its layout"
-            dropped = self._collect()
-        self._unmap(dropped)
 
     def revoke(self, export_id: bytes) -> None:
         """Invalidate one export that its owner takes back."""
-        with self._lock:
+        with self._changing():
             self._revoked[export_id] = None
             while len(self._revoked) > _REMEMBERED_REVOCATIONS:
                 self._revoked.popitem(last=False)
             for mapping in self._mappings.values():
                 if mapping.key[2] == export_id:
                     mapping.stale = "the exporter took this memory back"
-            dropped = self._collect()
-        self._unmap(dropped)
 
     def peer_died(self, instance: bytes) -> None:
         """Invalidate everything of a dead peer, at once and without a driver call; :meth:`collect` unmaps it.
@@ -273,16 +278,13 @@ class MappingCache:
 
     def collect(self) -> None:
         """Unmap what is neither used nor kept. Blocks in the driver."""
-        with self._lock:
-            dropped = self._collect()
-        self._unmap(dropped)
+        with self._changing():
+            pass
 
     def set_idle_limit(self, idle_limit: int) -> None:
         """Keep at most ``idle_limit`` idle mappings from now on; unmap the surplus."""
-        with self._lock:
+        with self._changing():
             self._idle_limit = idle_limit
-            dropped = self._collect()
-        self._unmap(dropped)
 
     def stats(self) -> dict[str, int]:
         """Return how many mappings are open and idle, and their bytes."""
@@ -293,11 +295,9 @@ class MappingCache:
 
     def close(self) -> None:
         """Unmap what is idle and refuse new opens; what is in use is unmapped by its last release."""
-        with self._lock:
+        with self._changing():
             self._closed = True
             self._idle_limit = 0
-            dropped = self._collect()
-        self._unmap(dropped)
 
     def _check(self, handle: MemoryHandle) -> None:
         if self._closed:
@@ -328,10 +328,19 @@ class MappingCache:
             made[key] = Mapping(key, OpenedExtent(*found, token=None), local=True, lease=lease)
         if foreign:
             extents = [missing[key][0].extent for key in foreign]
-            opened = open_extents(self._memory, extents, timeout_s=timeout_s)
+            opened = open_extents(self._memory, extents, timeout_s=timeout_s, driving=self._driving)
             for key, one in zip(foreign, opened, strict=True):
                 made[key] = Mapping(key, one, local=False, lease=missing[key][1])
         return made
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Change something with the lock, then unmap what is unused by then."""
+        with self._driving():
+            with self._lock:
+                yield
+                dropped = self._collect()
+            self._unmap(dropped)
 
     def _collect(self) -> list[Mapping]:
         idle = [mapping for mapping in self._mappings.values() if not mapping.users]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from devipc.capabilities import Capability
 from devipc.deadline import call_with_deadline
@@ -52,12 +52,16 @@ def placement(memory: DeviceMemoryIPC, kind: HandleKind) -> Capability:
 
 
 def open_extents(
-    memory: DeviceMemoryIPC, extents: Sequence[ExportedExtent], *, timeout_s: float
+    memory: DeviceMemoryIPC,
+    extents: Sequence[ExportedExtent],
+    *,
+    timeout_s: float,
+    driving: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> tuple[OpenedExtent, ...]:
     """Map all of ``extents`` or none; each is closed on its own later. Their descriptors stay the caller's.
 
     Runs on a thread of its own, which outlives this call, and then undoes what it did, when the driver does not return
-    in time.
+    in time. That thread is in what ``driving`` returns for as long.
 
     Raises
     ------
@@ -84,7 +88,9 @@ def open_extents(
                 os.close(fd)
 
     try:
-        opened = call_with_deadline(open_all, timeout_s=timeout_s, what="open", undo=lambda all_: _close(memory, all_))
+        opened = call_with_deadline(
+            open_all, timeout_s=timeout_s, what="open", undo=lambda all_: _close(memory, all_), around=driving
+        )
     except ResourceExhausted:
         if not begun:  # no thread: nobody else closes them
             for fd in fds:

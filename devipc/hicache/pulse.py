@@ -22,9 +22,11 @@ from devipc.hicache.fan import FORMS
 from devipc.hicache.ring import check_machine
 from devipc.memfd import PAGE_NBYTES, SharedMap, create_memfd, validate_memfd
 
-__all__ = ["THREADS", "Pulse", "PulseReader"]
+__all__ = ["THREADS", "WATCHED", "Pulse", "PulseReader"]
 
-THREADS = ("backup", "restore", "watch", "control", "unmap")
+WATCHED = ("backup", "restore", "watch")
+"""Threads that have a word of their own."""
+THREADS = (*WATCHED, "beside")
 """Who is watched; the last are several threads, of which the oldest counts."""
 
 _BEAT_S = 0.1
@@ -41,7 +43,7 @@ class Pulse:
         self._fd = create_memfd("devipc-pulse", PAGE_NBYTES)
         self._map = SharedMap(self._fd, PAGE_NBYTES)
         self._words = self._map.view.cast("Q")
-        self._lock = threading.Lock()  # of what follows
+        self._lock = threading.RLock()  # of what follows; memory may also be let go where garbage is collected
         self._beside: dict[int, int] = {}
         self._numbers = itertools.count()
         self._stopping = threading.Event()
@@ -82,7 +84,7 @@ class Pulse:
 
     def _say_beside(self) -> None:
         if not self._map.closed:
-            self._words[_FIRST + THREADS.index("unmap")] = min(self._beside.values(), default=0)
+            self._words[_FIRST + THREADS.index("beside")] = min(self._beside.values(), default=0)
 
     def _beat(self) -> None:
         while not self._stopping.wait(_BEAT_S):

@@ -12,6 +12,7 @@ import queue
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Self
 
@@ -208,7 +209,8 @@ class Endpoint(ABC):
             if not peers:
                 raise UsageError("no strategy is decided without a peer", remedy="wait_peer() first, or name one")
             chosen = peers[-1].decision.strategy
-        return self.fences.create(name, chosen)
+        with self.driving():
+            return self.fences.create(name, chosen)
 
     @abstractmethod
     def decide(self, peer: Peer) -> Decision:
@@ -261,7 +263,11 @@ class Endpoint(ABC):
 
     def new_mapping_cache(self, *, on_unmapped: Callable[[Mapping], None]) -> MappingCache:
         """Return an import cache for one peer."""
-        return MappingCache(self._memory, instance=self.instance, on_unmapped=on_unmapped)
+        return MappingCache(self._memory, instance=self.instance, on_unmapped=on_unmapped, driving=self.driving)
+
+    def driving(self) -> AbstractContextManager[object]:
+        """Return what is entered, without a lock, by a thread that opens or closes what a peer shares, for as long."""
+        return nullcontext()
 
     def facts(self) -> dict[str, str]:
         """Return what peers are told about this end besides its environment."""

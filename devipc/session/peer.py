@@ -170,7 +170,8 @@ class Peer:
             answer = self._ask(Kind.FENCE_OPEN, encode_token_name(token, check_name(name)), timeout_s)
             try:
                 handle = completion.decode_fence_handle(Reader(answer.body), answer.fds)
-                fence = completion.open_fence(self._endpoint.device, handle)
+                with self._endpoint.driving():
+                    fence = completion.open_fence(self._endpoint.device, handle)
             finally:
                 answer.close_fds()
         except BaseException:

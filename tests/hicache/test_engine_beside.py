@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+import threading
 import time
+from typing import Any
 
 import pytest
 
 from devipc.errors import DevIPCError
+from devipc.hicache.planner import Direction
 from devipc.hicache.protocol import Point
 from devipc.hicache.pulse import Pulse, PulseReader
-from tests.hicache.engine_world import engine_world
+from devipc.hicache.remotecopies import RemotePool
+from devipc.hicache.requests import RegisterPool
+from tests.hicache.engine_world import EngineWorld, engine_world
 from tests.hicache.pools import until
 
 POINTS = 60
+
+
+def released(go_on: threading.Event) -> None:
+    assert go_on.wait(30)
+
+
+def flying(it: EngineWorld, lane: str) -> int:
+    status: Any = it.process.status()
+    return int(status["lanes"][lane]["flying"])
 
 
 def threads(pid: int) -> int:
@@ -50,6 +65,65 @@ def test_a_client_that_does_not_answer_costs_one_thread_however_many_fences_it_n
             it.process.close_client(it.remote)
 
 
+def test_a_client_that_does_not_answer_is_no_driver_that_hangs() -> None:
+    with engine_world("host") as it:
+        it.start()
+        with it.client() as client:
+            it.attach(client)
+            opened: list[object] = []
+            request = RegisterPool(op=9, pool=2, generation=2, layout=it.layout, addresses=(), namespace=bytes(16))
+            client.process.send_signal(signal.SIGSTOP)
+            try:
+                it.carrier.open_pool(it.client_id, request, opened.append)
+                behind = it.ready(Point(fence=1, n=1))
+                assert not behind.reached()
+                until(lambda: it.process.status()["watched"] == 1)
+                assert not any("beside" in it.process.stuck() for _ in range(1000))
+            finally:
+                client.process.send_signal(signal.SIGCONT)
+            until(lambda: bool(opened))  # refused: it shares no such pool
+            it.process.close_client(it.remote)
+
+
+def test_reports_that_nobody_takes_are_no_driver_that_hangs() -> None:
+    """Neither those beside the copies, nor a lane that unmaps behind its last copy."""
+    reports = 1024  # as many as there is room for
+    closed: list[int] = []
+    asked = itertools.count(1)
+
+    def close_another() -> bool:
+        it.carrier.close_pool(RemotePool(it.client_id, (8, next(asked))), lambda: closed.append(1))
+        return False
+
+    with engine_world("host") as it:
+        it.start()
+        with it.client() as client:
+            it.attach(client)
+            before = threads(it.process.pid)
+            go_on = threading.Event()
+            faults = it.faults()
+            faults.stall("backup")
+            job = it.start_job(client, Direction.BACKUP, [1], it.places(1), slot=1, op=1)
+            until(lambda: flying(it, "backup") == 1)
+            it.carrier.close_pool(it.pool.opened, lambda: closed.append(1))
+            it.carrier.close_pool(RemotePool(it.client_id, (7, 7)), lambda: released(go_on))
+            try:
+                for _ in range(reports):
+                    close_another()
+                until(lambda: close_another() or threads(it.process.pid) > before + 20)
+                assert not closed
+                assert "beside" not in it.process.stuck()
+                faults.resume("backup")
+                time.sleep(1.0)
+                assert not job.done
+                assert it.process.stuck()["backup"] < 0.7
+            finally:
+                go_on.set()
+                faults.close()
+            until(lambda: job.done)
+            it.process.close_client(it.remote)
+
+
 def test_threads_that_unmap_show_in_the_pulse_and_the_oldest_counts() -> None:
     pulse = Pulse()
     reader = PulseReader(os.dup(pulse.fileno()))
@@ -57,9 +131,9 @@ def test_threads_that_unmap_show_in_the_pulse_and_the_oldest_counts() -> None:
         with pulse.beside():
             time.sleep(0.2)
             with pulse.beside():
-                assert reader.stuck()["unmap"] == pytest.approx(0.2, abs=0.15)
-            assert reader.stuck()["unmap"] >= 0.2
-        assert "unmap" not in reader.stuck()
+                assert reader.stuck()["beside"] == pytest.approx(0.2, abs=0.15)
+            assert reader.stuck()["beside"] >= 0.2
+        assert "beside" not in reader.stuck()
     finally:
         reader.close()
         pulse.close()

@@ -11,7 +11,9 @@ import os
 import secrets
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
 from devipc.channel.link import PeerState
 from devipc.completion import Fence
@@ -29,6 +31,7 @@ from devipc.hicache.engineproc.timeline import Timeline
 from devipc.hicache.layout import PoolLayout
 from devipc.hicache.localcopies import LocalCarrier
 from devipc.hicache.planner import Direction, Planner
+from devipc.hicache.pulse import Pulse
 from devipc.hicache.results import defect, fresh
 from devipc.hicache.slots import Slots
 from devipc.interfaces.backend import Backend
@@ -60,6 +63,18 @@ class MappedPool:
     told: list[Callable[[], None]] = field(default_factory=list)  # to be called when nothing of it is mapped
 
 
+class _Exporter(Exporter):
+    """A session whose calls of the driver show in the pulse."""
+
+    def __init__(self, path: str, pulse: Pulse, **options: Any) -> None:
+        self._pulse = pulse
+        super().__init__(path, **options)
+
+    def driving(self) -> AbstractContextManager[object]:
+        """See :meth:`devipc.session.Endpoint.driving`."""
+        return self._pulse.beside()
+
+
 class EngineClient:
     """One client. Any thread.
 
@@ -71,6 +86,8 @@ class EngineClient:
         Owned.
     carrier : LocalCarrier
         Plans for its pools.
+    pulse : Pulse
+        Where its calls of the driver show, however long they last.
     backend, device_uuid, strategy, folder, uid
         For its session.
     """
@@ -80,6 +97,7 @@ class EngineClient:
         client_id: bytes,
         slots: Slots,
         carrier: LocalCarrier,
+        pulse: Pulse,
         *,
         backend: Backend,
         device_uuid: str,
@@ -100,8 +118,9 @@ class EngineClient:
         self._ended = False
         self._ready: dict[int, Fence] = {}
         self._closing = False
-        self._exporter = Exporter(
+        self._exporter = _Exporter(
             os.path.join(folder, f"engine-{os.getpid()}-{secrets.token_hex(4)}.sock"),
+            pulse,
             backend=backend,
             device=device_uuid,
             strategy=strategy or None,
@@ -273,7 +292,8 @@ class EngineClient:
                     self._ready[number] = fence
                     spent = [self._ready.pop(next(iter(self._ready)))] if len(self._ready) > _MAX_READY_FENCES else []
                 for one in spent:
-                    one.close(0.0)
+                    with self._exporter.driving():
+                        one.close(0.0)
             return fence
 
     def known_ready_fence(self, number: int) -> Fence | None:

@@ -15,7 +15,6 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from typing import NoReturn
 
 from devipc.absence import need_memory
@@ -31,7 +30,7 @@ from devipc.hicache.engineproc.joblane import JobLane
 from devipc.hicache.engineproc.watch import Watcher
 from devipc.hicache.localcopies import LocalCarrier
 from devipc.hicache.planner import Direction
-from devipc.hicache.pulse import Pulse
+from devipc.hicache.pulse import WATCHED, Pulse
 from devipc.hicache.ring import RING_FDS, Consumer, Producer
 from devipc.hicache.slots import Slots
 from devipc.interfaces.backend import Backend
@@ -121,6 +120,7 @@ class EngineMain:
                 frame.client,
                 slots,
                 parts.carrier,
+                parts.pulse,
                 backend=parts.backend,
                 device_uuid=parts.carrier.device_uuid,
                 strategy=parts.start.strategy,
@@ -137,12 +137,10 @@ class EngineMain:
         client = self._clients.find(j.decode_call(message.body, j.CloseClient).client)
         if client is None:
             return
-        parts = self._started()
         if client.begins_to_close():
 
             def hang_up() -> None:
-                with parts.pulse.beside():
-                    client.close_pools()
+                client.close_pools()
                 client.wait_unmapped(None)
                 client.close(timeout_s=_HANG_UP_S)
 
@@ -213,27 +211,27 @@ class _Parts:
                 ring,
                 clients,
                 self.pulse,
-                report=partial(self._report, direction.value),
+                report=self._report,
                 lose=lose,
                 announce=self.reports.announce,
             )
             for direction, ring in ((Direction.BACKUP, backups), (Direction.RESTORE, restores))
         ]
-        self.watcher = Watcher(orders, clients, self.pulse, report=partial(self._report, "watch"), lose=lose)
+        self.watcher = Watcher(orders, clients, self.pulse, report=self._report, lose=lose)
         self._rings: list[Consumer | Producer] = [*consumers, self.reports]
         for lane in self.lanes:
             lane.start()
         self.watcher.start()
 
-    def _report(self, thread: str, report: j.Report) -> None:
+    def _report(self, report: j.Report) -> None:
         """Tell the supervisor; as long as that stands still, so does what has something to tell."""
-        body = j.encode(report)
+        body, thread = j.encode(report), threading.current_thread().name.removeprefix("devipc-engine-")
         while True:
             try:
                 self.reports.push(body, timeout_s=_REPORT_S)
                 return
             except (ResourceExhausted, CompletionTimeout):
-                if threading.current_thread().name == f"devipc-engine-{thread}":
+                if thread in WATCHED:
                     self.pulse.busy(thread)  # waiting, and not stuck in a call
 
     def ready(self) -> Reply:

@@ -237,8 +237,7 @@ class Watcher:
             return
 
         def unmap(client: EngineClient = client) -> None:
-            with self._pulse.beside():
-                client.close_pool((order.pool, order.generation), lambda: self._report(j.Closed(order.job)))
+            client.close_pool((order.pool, order.generation), lambda: self._report(j.Closed(order.job)))
 
         try:  # a driver's unmap can take its time, and has nothing to do with ready points
             threading.Thread(target=unmap, name="devipc-engine-aside", daemon=True).start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import tempfile
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from devipc.errors import CompletionTimeout
+from devipc.errors import CompletionTimeout, DevIPCError
 from devipc.hicache import desk, registry
 from devipc.hicache.api import UNFENCED, HiCacheClient, PoolHandle, connect
 from devipc.hicache.requests import UnregisterPool
@@ -140,6 +141,27 @@ def test_a_registration_that_took_too_long_is_taken_back(scene: Scene, monkeypat
     scene.let_go("close")
     scene.client.close(timeout_s=TIMEOUT_S)
     assert not scene.mapped
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("what", ["open", "close"])
+def test_an_engine_whose_driver_does_not_return_is_killed(what: str) -> None:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        daemon(options={"engine_module": MODULE, "stuck_s": 1}, environment={FOLDER: folder}) as one,
+    ):
+        device = load_backend("host").open_device()
+        scene = Scene(device, one, Path(folder))
+        try:
+            pid = scene.engine_pid
+            scene.hold(what)
+            with pytest.raises(DevIPCError) if what == "open" else contextlib.nullcontext():
+                scene.client.unregister(scene.register(), timeout_s=TIMEOUT_S)
+            until(lambda: not alive(pid))
+            assert "'beside' is in the driver" in one.said()
+        finally:
+            scene.close()
+            device.close()
 
 
 @pytest.mark.chaos
