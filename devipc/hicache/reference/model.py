@@ -187,7 +187,7 @@ class PagedModel:
             groups = q.view(q.shape[0], self.shape.kv_heads, -1, self.shape.head_dim)
             return torch.nn.functional.scaled_dot_product_attention(
                 groups, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask[:, None], scale=self._scale
-            ).view(q.shape)
+            ).reshape(q.shape)
         return torch.nn.functional.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),
