@@ -17,10 +17,32 @@ from devipc.hicache.protocol import Point
 from devipc.hicache.pulse import Pulse, PulseReader
 from devipc.hicache.remotecopies import RemotePool
 from devipc.hicache.requests import RegisterPool
+from tests.channel.processes import stop
 from tests.hicache.engine_world import EngineWorld, engine_world
 from tests.hicache.pools import until
 
 POINTS = 60
+
+
+def test_a_client_that_does_not_answer_is_let_go_while_its_pool_is_opened() -> None:
+    with engine_world("host") as it:
+        it.start()
+        with it.client() as client:
+            it.attach(client)
+            opened: list[object] = []
+            request = RegisterPool(op=9, pool=2, generation=2, layout=it.layout, addresses=(), namespace=bytes(16))
+            stop(client.process.pid)
+            try:
+                it.carrier.open_pool(it.client_id, request, opened.append)
+                behind = it.ready(Point(fence=1, n=1))
+                assert not behind.reached()
+                until(lambda: it.process.status()["watched"] == 1)
+                it.process.close_client(it.remote, timeout_s=3.0)
+                assert not opened
+            finally:
+                client.process.send_signal(signal.SIGCONT)
+            until(lambda: bool(opened))
+            assert isinstance(opened[0], DevIPCError)
 
 
 def released(go_on: threading.Event) -> None:
@@ -42,7 +64,7 @@ def test_a_client_that_does_not_answer_costs_one_thread_however_many_fences_it_n
         with it.client() as client:
             it.attach(client)
             before = threads(it.process.pid)
-            client.process.send_signal(signal.SIGSTOP)
+            stop(client.process.pid)
             try:
                 points = [it.ready(Point(fence=100 + number, n=1)) for number in range(POINTS)]
                 assert not any(point.reached() for point in points)
@@ -72,7 +94,7 @@ def test_a_client_that_does_not_answer_is_no_driver_that_hangs() -> None:
             it.attach(client)
             opened: list[object] = []
             request = RegisterPool(op=9, pool=2, generation=2, layout=it.layout, addresses=(), namespace=bytes(16))
-            client.process.send_signal(signal.SIGSTOP)
+            stop(client.process.pid)
             try:
                 it.carrier.open_pool(it.client_id, request, opened.append)
                 behind = it.ready(Point(fence=1, n=1))

@@ -10,8 +10,8 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,15 +64,9 @@ class MappedPool:
 
 
 class _Exporter(Exporter):
-    """A session whose calls of the driver show in the pulse."""
-
-    def __init__(self, path: str, pulse: Pulse, **options: Any) -> None:
-        self._pulse = pulse
+    def __init__(self, path: str, driving: Callable[[], AbstractContextManager[object]], **options: Any) -> None:
+        self.driving = driving  # type: ignore[method-assign]
         super().__init__(path, **options)
-
-    def driving(self) -> AbstractContextManager[object]:
-        """See :meth:`devipc.session.Endpoint.driving`."""
-        return self._pulse.beside()
 
 
 class EngineClient:
@@ -109,18 +103,19 @@ class EngineClient:
         self.slots = slots
         self.timelines: dict[Direction, Timeline] = {}
         self._carrier = carrier
+        self._pulse = pulse
+        self._calls = 0  # of the driver, or about to be made
         self._changed = threading.Condition()
         self._opening = threading.Lock()  # of a ready fence
         self._peer: Peer | None = None
         self._failure: DevIPCError | None = None
         self._pools: dict[tuple[int, int], MappedPool] = {}  # those that are being closed included
-        self._mapping = 0  # pools that are being opened
         self._ended = False
         self._ready: dict[int, Fence] = {}
-        self._closing = False
+        self._closing = self._maps_no_more = False
         self._exporter = _Exporter(
             os.path.join(folder, f"engine-{os.getpid()}-{secrets.token_hex(4)}.sock"),
-            pulse,
+            self._driving,
             backend=backend,
             device=device_uuid,
             strategy=strategy or None,
@@ -132,6 +127,18 @@ class EngineClient:
     def path(self) -> str:
         """Where its session connects."""
         return self._exporter.path
+
+    @contextmanager
+    def _driving(self) -> Iterator[None]:
+        with self._pulse.beside():
+            with self._changed:
+                self._calls += 1
+            try:
+                yield
+            finally:
+                with self._changed:
+                    self._calls -= 1
+                    self._changed.notify_all()
 
     def _on_event(self, event: PeerEvent) -> None:
         """Greet the client's session: the first that knows its id. On the session's thread for events."""
@@ -185,16 +192,6 @@ class EngineClient:
         DevIPCError
             Whatever is wrong with it; nothing is mapped then.
         """
-        with self._changed:
-            self._mapping += 1
-        try:
-            self._open_pool(key, layout)
-        finally:
-            with self._changed:
-                self._mapping -= 1
-                self._changed.notify_all()
-
-    def _open_pool(self, key: tuple[int, int], layout: PoolLayout) -> None:
         peer = self._arrived(deadline_after(_ARRIVE_S))
         names = [f"pool/{key[0]}/{key[1]}/{chunk}" for chunk in range(len(layout.chunks))]
         memories = peer.open_all(names, timeout_s=_OPEN_S)
@@ -292,7 +289,7 @@ class EngineClient:
                     self._ready[number] = fence
                     spent = [self._ready.pop(next(iter(self._ready)))] if len(self._ready) > _MAX_READY_FENCES else []
                 for one in spent:
-                    with self._exporter.driving():
+                    with self._driving():
                         one.close(0.0)
             return fence
 
@@ -313,20 +310,30 @@ class EngineClient:
         return first
 
     def close_pools(self) -> None:
-        """Unmap all pools that no job uses, and the others behind those."""
+        """Map nothing more; unmap all pools that no job uses, and the others behind those."""
         with self._changed:
-            self._closing = True
+            self._closing, peer = True, self._peer
             pools = list(self._pools.values())
             for pool in pools:
                 pool.closing = True
+            self._changed.notify_all()
+        if peer is not None:  # which may be asked for a pool just now, and not answer
+            peer.mappings.close()
+        with self._changed:
+            self._maps_no_more = True
             self._changed.notify_all()
         for pool in pools:
             self._unmap_unused(pool)
 
     def wait_unmapped(self, timeout_s: float | None) -> bool:
         """Block until no pool is mapped any more, nor can be; False when the time is up."""
+
+        def unmapped() -> bool:
+            mapped = self._peer is not None and self._peer.mappings.stats()["open"]
+            return self._maps_no_more and not (self._pools or self._calls or mapped)
+
         with self._changed:
-            return self._changed.wait_for(lambda: self._closing and not (self._pools or self._mapping), timeout_s)
+            return self._changed.wait_for(unmapped, timeout_s)
 
     def close(self, *, timeout_s: float) -> None:
         """Hang up and give everything back. Blocks for a client that does not let go of fences."""
