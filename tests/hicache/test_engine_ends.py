@@ -18,6 +18,7 @@ from devipc.errors import CompletionTimeout, DeviceLostError, DevIPCError, PeerG
 from devipc.hicache.planner import Direction
 from devipc.hicache.protocol import Point
 from devipc.hicache.remote import EngineProcess, EngineSpawn
+from tests.channel.processes import stop
 from tests.hicache.engine_client import ClientError
 from tests.hicache.engine_with_faults import PIN_NBYTES
 from tests.hicache.engine_world import PAGES, EngineWorld, engine_world, soon
@@ -191,7 +192,7 @@ def test_a_client_that_stands_still_delays_nobody(strategy: str) -> None:
             it.attach(client)
             it.move(client, Direction.RESTORE, [1], it.places(1), slot=1, op=1)
             base = client.base(slot=1)
-            client.process.send_signal(signal.SIGSTOP)
+            stop(client.process.pid)
             try:
                 for number in range(60):
                     places, fence = it.places(1), it.remote.fence(2, number + 1)
@@ -245,7 +246,7 @@ def test_it_ends_with_its_supervisor(tmp_path: Path, *, stopped: bool) -> None:
         engine = os.pidfd_open(pid)
         try:
             if stopped:
-                os.kill(pid, signal.SIGSTOP)
+                stop(pid)
             supervisor.kill()
             assert select.select([engine], [], [], 5.0)[0], "the engine outlives its supervisor"
         finally:

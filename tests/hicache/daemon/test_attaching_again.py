@@ -20,6 +20,7 @@ from devipc.hicache.results import PageResult
 from devipc.hicache.ticket import Ticket
 from devipc.interfaces.backend import Device
 from devipc.registry import load_backend
+from tests.channel.processes import stop
 from tests.hicache.daemon.daemons import Daemon, daemon
 from tests.hicache.engine_with_faults import FOLDER, MODULE, Faults
 from tests.hicache.pools import TIMEOUT_S, PoolMemory, until
@@ -179,7 +180,7 @@ def test_a_stopped_daemon_is_waited_for_and_publishes_nothing_that_was_given_up(
     client, handle = scene.client, scene.handle
     key = scene.it.keys(handle, 1, seed=80)
     scene.memory.fill([15], key)
-    scene.daemon.process.send_signal(signal.SIGSTOP)
+    stop(scene.daemon.process.pid)
     try:
         ticket = client.backup(handle, [15], key, ready=UNFENCED)
         with pytest.raises(CompletionTimeout):

@@ -21,6 +21,7 @@ from devipc.hicache.api import UNFENCED
 from devipc.hicache.operations import Status
 from devipc.hicache.results import PageResult
 from devipc.registry import load_backend
+from tests.channel.processes import stop
 from tests.hicache.chaos.__main__ import run
 from tests.hicache.chaos.worker import WorkerProcess
 from tests.hicache.daemon.daemons import daemon
@@ -76,7 +77,7 @@ def test_who_gave_up_on_a_stopped_process_finds_nothing_of_it_when_that_wakes(wh
         it.memory.fill([15, 16], keys)
         pid = it.daemon.process.pid if who == "daemon" else it.engine_pid
         ticket = client.backup(handle, [15, 16], keys, ready=UNFENCED)
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         try:
             with pytest.raises(CompletionTimeout):
                 ticket.wait(0.5)
@@ -99,7 +100,7 @@ def test_a_restore_from_a_stopped_engine_keeps_its_pages_until_that_is_over() ->
         it.memory.poison([20, 21])
         pid = it.engine_pid
         ticket = it.client.restore(it.handle, it.keys[:2], [20, 21], ready=UNFENCED)
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         try:
             ticket.cancel()
             with pytest.raises(CompletionTimeout):
