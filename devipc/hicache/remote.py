@@ -134,8 +134,8 @@ class EngineProcess:
 
     def _start(self, rings: list[Producer], arena_fd: int, arena_nbytes: int, deadline: float) -> None:
         spawn = self._spawn
-        rings.append(Producer(slots=256, slot_nbytes=1024, arena_nbytes=4 * 2**20))
-        rings.append(Producer(slots=256, slot_nbytes=1024, arena_nbytes=4 * 2**20))
+        rings.append(Producer(slots=256, slot_nbytes=8192, arena_nbytes=4 * 2**20))
+        rings.append(Producer(slots=256, slot_nbytes=8192, arena_nbytes=4 * 2**20))
         rings.append(Producer(slots=1024, slot_nbytes=128, arena_nbytes=2 * j.MAX_JOB_NBYTES))
         start = j.Start(
             backend=spawn.backend,
@@ -228,7 +228,7 @@ class EngineProcess:
         try:
             slots = Slots.open(slots_fd)
             try:
-                body = j.encode(j.OpenClient(client=client_id, uid=uid))
+                body = j.encode(j.OpenClient(client=client_id, since=self.carrier.next_number(), uid=uid))
                 answer = self._link.call(j.EngineCall.OPEN_CLIENT, body, fds=[kept], timeout_s=timeout_s)
                 answer.close_fds()
                 opened = j.decode_call(answer.body, j.ClientOpened)
