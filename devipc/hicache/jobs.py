@@ -133,12 +133,13 @@ class OpenPool(Struct, frozen=True, array_like=True, tag=True):
 
 
 class ClosePool(Struct, frozen=True, array_like=True, tag=True):
-    """Unmap a pool, and report when nothing of it is mapped."""
+    """Unmap a pool, and report when nothing of it is mapped. ``opened`` is the job of its :class:`OpenPool`."""
 
     job: Job
     client: Digest
     pool: PoolNumber
     generation: Op
+    opened: Job
 
 
 class Done(Struct, frozen=True, array_like=True, tag=True):
@@ -203,9 +204,13 @@ class Ready(Struct, frozen=True, kw_only=True, tag="ready"):
 
 
 class OpenClient(Struct, frozen=True, kw_only=True, tag="open_client"):
-    """Listen for a client's session; comes with the descriptor of its slots."""
+    """Listen for a client's session; comes with the descriptor of its slots.
+
+    Orders of a number below ``since`` are for an older attachment of the same client.
+    """
 
     client: Digest
+    since: Job
     uid: Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
 

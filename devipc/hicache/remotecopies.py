@@ -11,6 +11,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from devipc.channel.hello import decode_error
 from devipc.deadline import no_thread
@@ -89,14 +90,12 @@ class RemoteJob:
         return self.done
 
 
-class RemotePool:
-    """A pool that the engine process has mapped."""
+class RemotePool(NamedTuple):
+    """A pool that the engine process has mapped, by the order of that number."""
 
-    __slots__ = ("client", "key")
-
-    def __init__(self, client: bytes, key: tuple[int, int]) -> None:
-        self.client = client
-        self.key = key
+    client: bytes
+    key: tuple[int, int]
+    number: int
 
 
 class RemoteCopies:
@@ -272,7 +271,8 @@ class RemoteCarrier:
     def open_pool(self, owner: bytes, request: RegisterPool, done: Opener) -> None:
         """See :class:`~devipc.hicache.copies.Carrier`. The request's addresses are not looked at."""
         key = (request.pool, request.generation)
-        number = self.number((RemotePool(owner, key), done))
+        number = self.next_number()
+        self._open[number] = RemotePool(owner, key, number), done
         self.order(j.OpenPool(number, owner, *key, encode_layout(request.layout)))
         if self.ended is not None:
             self._finish_open(number, self.ended)
@@ -280,13 +280,17 @@ class RemoteCarrier:
     def close_pool(self, opened: OpenedPool, done: Callable[[], None]) -> None:
         """See :class:`~devipc.hicache.copies.Carrier`; the end of the process unmaps everything."""
         assert isinstance(opened, RemotePool)
-        number = next(self._numbers)
+        number = self.next_number()
         self._closing[number] = done
-        self.order(j.ClosePool(number, opened.client, *opened.key))
+        self.order(j.ClosePool(number, opened.client, *opened.key, opened.number))
         if isinstance(self.ended, DeviceLostError):
             self._finish_close(number)
 
-    def number(self, thing: RemoteJob | _Watched | tuple[RemotePool, Opener]) -> int:
+    def next_number(self) -> int:
+        """Return a number larger than those of all orders so far."""
+        return next(self._numbers)
+
+    def number(self, thing: RemoteJob | _Watched) -> int:
         """Return a number under which reports about ``thing`` will come."""
         number = next(self._numbers)
         self._open[number] = thing

@@ -82,7 +82,8 @@ class Session:
         self._lock = threading.RLock()  # of what is below; admission and the steps of short operations run under it
         self._idle = threading.Condition(self._lock)
         self._pools: dict[int, Pool] = {}
-        self._opening: dict[int, _ShortOp | None] = {}  # with its UNREGISTER, where its client gave up on it
+        # By pool: its generation, and its UNREGISTER, where its client gave up on it.
+        self._opening: dict[int, tuple[int, _ShortOp | None]] = {}
         self._leaving: dict[int, _ShortOp] = {}  # by pool: its UNREGISTER, which waits for the users
         self._unmapping = 0  # pools whose memory is still reached, and that nothing uses
         self._ops: dict[int, EngineOp] = {}
@@ -214,13 +215,13 @@ class Session:
                 retryable=False,
                 remedy="give the host tier larger slabs (slab_nbytes), and more memory",
             )
-        self._opening[request.pool] = None
+        self._opening[request.pool] = request.generation, None
         self._engine.carrier.open_pool(self.owner, request, lambda found: self._opened(operation, request, found))
 
     def _opened(self, operation: _ShortOp, request: RegisterPool, found: OpenedPool | DevIPCError) -> None:
         """Take a pool that the carrier has opened, perhaps long after; on any thread."""
         with self._lock:
-            unwanted = self._opening.pop(request.pool, None)
+            _, unwanted = self._opening.pop(request.pool)
             try:
                 if isinstance(found, DevIPCError):
                     raise found
@@ -244,9 +245,9 @@ class Session:
 
     def _unregister(self, operation: _ShortOp, request: Request) -> None:
         assert isinstance(request, UnregisterPool)
-        if self._opening.get(request.pool, operation) is None:
+        if self._opening.get(request.pool) == (request.generation, None):
             operation.step(Event.ADMIT)
-            self._opening[request.pool] = operation
+            self._opening[request.pool] = request.generation, operation
             return
         pool = self._pool(request)
         del self._pools[pool.number]

@@ -114,7 +114,7 @@ def test_reports_that_nobody_takes_are_no_driver_that_hangs() -> None:
     asked = itertools.count(1)
 
     def close_another() -> bool:
-        it.carrier.close_pool(RemotePool(it.client_id, (8, next(asked))), lambda: closed.append(1))
+        it.carrier.close_pool(RemotePool(it.client_id, (8, next(asked)), 1), lambda: closed.append(1))
         return False
 
     with engine_world("host") as it:
@@ -128,7 +128,7 @@ def test_reports_that_nobody_takes_are_no_driver_that_hangs() -> None:
             job = it.start_job(client, Direction.BACKUP, [1], it.places(1), slot=1, op=1)
             until(lambda: flying(it, "backup") == 1)
             it.carrier.close_pool(it.pool.opened, lambda: closed.append(1))
-            it.carrier.close_pool(RemotePool(it.client_id, (7, 7)), lambda: released(go_on))
+            it.carrier.close_pool(RemotePool(it.client_id, (7, 7), 1), lambda: released(go_on))
             try:
                 for _ in range(reports):
                     close_another()

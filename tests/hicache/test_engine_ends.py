@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devipc.errors import CompletionTimeout, DeviceLostError, DevIPCError, PeerGone, ResourceExhausted
+from devipc.errors import CompletionTimeout, DeviceLostError, DevIPCError, PeerGone, ResourceExhausted, StaleError
+from devipc.hicache import jobs as j
 from devipc.hicache.planner import Direction
 from devipc.hicache.protocol import Point
 from devipc.hicache.remote import EngineProcess, EngineSpawn
+from devipc.hicache.remotecopies import RemotePool
 from tests.channel.processes import stop
 from tests.hicache.engine_client import ClientError
 from tests.hicache.engine_with_faults import PIN_NBYTES
@@ -183,6 +185,28 @@ def test_a_client_that_dies_while_its_pages_move() -> None:
 
 @pytest.mark.long
 @pytest.mark.chaos
+def test_late_orders_for_an_older_attachment_of_a_client_touch_nothing_of_the_next() -> None:
+    with engine_world("host") as it:
+        it.start()
+        with it.client() as client:
+            it.attach(client)
+            older, late, found = it.pool.opened, it.carrier.next_number(), []  # type: ignore[var-annotated]
+            it.process.close_client(it.remote)
+            client.leave()
+            it.attach(client)
+            closed: list[int] = []
+            it.carrier.close_pool(older, lambda: closed.append(1))
+            until(lambda: bool(closed))
+            it.carrier._open[late] = RemotePool(it.client_id, (1, 1), late), found.append
+            it.carrier.order(j.OpenPool(late, it.client_id, 1, 1, it.layout_bytes))
+            until(lambda: bool(found))
+            assert isinstance(found[0], StaleError)
+            assert it.move(client, Direction.RESTORE, [1], it.places(1), slot=1, op=1).error is None
+            it.close_pool()
+            client.unshare(number=1, generation=1, chunk=0, timeout_s=10)
+            it.process.close_client(it.remote)
+
+
 @pytest.mark.parametrize("strategy", ["event", "polling"])
 def test_a_client_that_stands_still_delays_nobody(strategy: str) -> None:
     """Its ring of signals is full; its jobs end all the same, and what it waits for is reached when it goes on."""

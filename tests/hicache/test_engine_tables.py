@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devipc.errors import DeviceLostError
+from devipc.errors import DeviceLostError, StaleError
 from devipc.hicache.engine import Engine, EngineConfig
 from devipc.hicache.hosttier import HostTier
 from devipc.hicache.index import IndexWriter
@@ -19,6 +20,7 @@ from devipc.hicache.protocol import Point
 from devipc.hicache.requests import Answers, Backup, RegisterPool, Restore, UnregisterPool
 from devipc.hicache.results import Answer, PageResult
 from devipc.hicache.slots import Readiness
+from tests.channel.processes import stop
 from tests.hicache.engine_client import ClientProcess, keys_of
 from tests.hicache.engine_world import PAGES, EngineWorld, engine_world
 from tests.hicache.pools import TIMEOUT_S, until
@@ -114,6 +116,26 @@ def brain() -> Iterator[Brain]:
             made.register(1)
             yield made
             made.close()
+
+
+def test_a_pool_that_is_being_opened_is_left_by_its_generation_alone() -> None:
+    with brain() as it:
+        request = RegisterPool(
+            op=2, pool=2, generation=5, layout=it.it.layout, addresses=(), namespace=bytes(range(16))
+        )
+        stop(it.client.process.pid)
+        try:
+            it.session.submit(request)
+            for op, generation in ((3, 4), (4, 5), (5, 5)):
+                it.session.submit(UnregisterPool(op=op, pool=2, generation=generation))
+            ends = {op: it.heard.end(op) for op in (3, 5)}
+            assert [event for event, _ in ends.values()] == ["refused", "refused"]
+            assert all(isinstance(answer.error, StaleError) for _, answer in ends.values())
+            assert not it.heard.events.get(4)
+        finally:
+            it.client.process.send_signal(signal.SIGCONT)
+        assert it.heard.end(2)[0] == "refused"
+        assert it.heard.end(4)[0] == "completed"
 
 
 def test_operations_end_as_in_one_process() -> None:

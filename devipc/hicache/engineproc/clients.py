@@ -55,6 +55,7 @@ class MappedPool:
     """A pool's memory, mapped; unmapped when it is closed and no job uses it."""
 
     key: tuple[int, int]
+    number: int  # of the order to open it
     planner: Planner
     memories: list[RemoteMemory]
     users: int = 0
@@ -82,6 +83,8 @@ class EngineClient:
         Plans for its pools.
     pulse : Pulse
         Where its calls of the driver show, however long they last.
+    since : int
+        Orders of smaller numbers are for an older attachment of it.
     backend, device_uuid, strategy, folder, uid
         For its session.
     """
@@ -93,6 +96,7 @@ class EngineClient:
         carrier: LocalCarrier,
         pulse: Pulse,
         *,
+        since: int,
         backend: Backend,
         device_uuid: str,
         strategy: str,
@@ -102,6 +106,7 @@ class EngineClient:
         self.id = client_id
         self.slots = slots
         self.timelines: dict[Direction, Timeline] = {}
+        self._since = since
         self._carrier = carrier
         self._pulse = pulse
         self._calls = 0  # of the driver, or about to be made
@@ -184,19 +189,15 @@ class EngineClient:
 
     # --- pools ---
 
-    def open_pool(self, key: tuple[int, int], layout: PoolLayout) -> None:
-        """Map a pool. Blocks for the client's answers and the driver.
-
-        Raises
-        ------
-        DevIPCError
-            Whatever is wrong with it; nothing is mapped then.
-        """
+    def open_pool(self, key: tuple[int, int], number: int, layout: PoolLayout) -> None:
+        """Map a pool, or raise what is wrong with it. Blocks for the client's answers and the driver."""
+        if number < self._since:
+            raise StaleError("the client has attached again", remedy="register the pool there")
         peer = self._arrived(deadline_after(_ARRIVE_S))
         names = [f"pool/{key[0]}/{key[1]}/{chunk}" for chunk in range(len(layout.chunks))]
         memories = peer.open_all(names, timeout_s=_OPEN_S)
         try:
-            pool = MappedPool(key, self._plan(layout, memories), memories)
+            pool = MappedPool(key, number, self._plan(layout, memories), memories)
             with self._changed:
                 if self._closing or key in self._pools:
                     raise UsageError("the pool is open already, or its client leaves", code="duplicate")
@@ -219,20 +220,21 @@ class EngineClient:
             regions.append(memory.region)
         return self._carrier.planner(layout, addresses, regions)
 
-    def close_pool(self, key: tuple[int, int], done: Callable[[], None]) -> None:
+    def close_pool(self, key: tuple[int, int], number: int, done: Callable[[], None]) -> None:
         """Unmap a pool, now or behind the last job that uses it; then call ``done``, on whichever thread did it.
 
-        Of a pool that is not open nothing is mapped.
+        Of a pool that is not open, or was not opened by order ``number``, nothing is mapped.
         """
         with self._changed:
             pool = self._pools.get(key)
-            if pool is not None:
+            found = pool is not None and pool.number == number
+            if pool is not None and found:
                 pool.closing = True
                 pool.told.append(done)
-        if pool is None:
-            done()
-        else:
+        if pool is not None and found:
             self._unmap_unused(pool)
+        else:
+            done()
 
     def use(self, key: tuple[int, int]) -> MappedPool:
         """Return a pool for one job, which gives it to :meth:`unuse`. Raises StaleError when it is not mapped."""
@@ -363,15 +365,13 @@ class Clients:
     def add(self, client: EngineClient) -> None:
         """Keep a client; raises UsageError when its id is taken."""
         with self._lock:
-            if client.id in self._clients:
-                raise UsageError("the client is open", code="duplicate", remedy="close it first")
+            self.check_free(client.id)
             self._clients[client.id] = client
 
     def check_free(self, client_id: bytes) -> None:
         """Raise UsageError when a client of this id is open."""
-        with self._lock:
-            if client_id in self._clients:
-                raise UsageError("the client is open", code="duplicate", remedy="close it first")
+        if client_id in self._clients:
+            raise UsageError("the client is open", code="duplicate", remedy="close it first")
 
     def get(self, client_id: bytes) -> EngineClient:
         """Return a client; raises StaleError for one that is not open."""

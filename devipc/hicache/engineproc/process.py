@@ -121,6 +121,7 @@ class EngineMain:
                 slots,
                 parts.carrier,
                 parts.pulse,
+                since=frame.since,
                 backend=parts.backend,
                 device_uuid=parts.carrier.device_uuid,
                 strategy=parts.start.strategy,

@@ -227,7 +227,7 @@ class Watcher:
         reader = Reader(order.layout)
         layout = decode_layout(reader)
         reader.end()
-        self._clients.get(order.client).open_pool((order.pool, order.generation), layout)
+        self._clients.get(order.client).open_pool((order.pool, order.generation), order.job, layout)
         self._report(j.Opened(order.job, None))
 
     def _close_pool(self, order: j.ClosePool) -> None:
@@ -237,7 +237,8 @@ class Watcher:
             return
 
         def unmap(client: EngineClient = client) -> None:
-            client.close_pool((order.pool, order.generation), lambda: self._report(j.Closed(order.job)))
+            key = (order.pool, order.generation)
+            client.close_pool(key, order.opened, lambda: self._report(j.Closed(order.job)))
 
         try:  # a driver's unmap can take its time, and has nothing to do with ready points
             threading.Thread(target=unmap, name="devipc-engine-aside", daemon=True).start()
