@@ -24,6 +24,7 @@ from devipc.hicache.ticket import Ticket
 __all__ = ["Registry"]
 
 _TAKE_BACK_S = 2.0
+_REMEMBERED = 64
 _POOLS = itertools.count(1)  # of the whole process: a pool of another client is no pool of this one
 
 
@@ -41,8 +42,9 @@ class Registry:
     def __init__(self, link: EngineLink, desk: Desk) -> None:
         self._link = link
         self._desk = desk
+        self._unregistering = threading.Lock()  # of what follows
         self._leaving: dict[int, Ticket] = {}
-        self._unregistering = threading.Lock()
+        self._left: dict[int, None] = {}  # the last ones: another thread may be about to leave them
 
     def register(self, built: BuiltPool, namespace: Namespace) -> PoolHandle:
         """See :meth:`devipc.hicache.api.HiCacheClient.register_pool`."""
@@ -89,10 +91,19 @@ class Registry:
     def _unregister(self, number: int, generation: int, timeout_s: float) -> None:
         deadline = deadline_after(timeout_s)
         with self._unregistering:  # once, however many threads do it
+            if number in self._left:
+                return
             if (ticket := self._leaving.get(number)) is None:
                 ticket = self._desk.submit(lambda op: UnregisterPool(op=op, pool=number, generation=generation))
                 self._leaving[number] = ticket
         outcome = ticket.wait(timeout_s)
         if outcome.status is Status.REFUSED and outcome.error is not None and outcome.error.code != "degraded":
+            with self._unregistering:
+                self._leaving.pop(number, None)
             ticket.result(0.0)
         self._link.unreach(number, remaining(deadline))
+        with self._unregistering:
+            self._leaving.pop(number, None)
+            self._left[number] = None
+            while len(self._left) > _REMEMBERED:
+                del self._left[next(iter(self._left))]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from devipc.errors import ClosedError, StaleError, UsageError
+from devipc.hicache import registry
 from devipc.hicache.api import UNFENCED
 from devipc.hicache.operations import Status
 from devipc.interfaces.backend import Device
@@ -131,6 +132,19 @@ def test_a_pool_may_be_left_by_several_threads(it: World) -> None:
         run_threads(*[lambda handle=handle: client.unregister(handle)] * 4)
 
 
+def test_pools_that_were_left_cost_nothing(it: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_REMEMBERED", 4)
+    client, memory = it.client(), it.attention_pool()
+    foreign = it.register(it.client(), memory)
+    with pytest.raises(StaleError):
+        client.unregister(foreign)
+    for _ in range(20):
+        client.unregister(handle := it.register(client, memory))
+    client.unregister(handle)  # again changes nothing
+    assert not client._registry._leaving
+    assert len(client._registry._left) == 4
+
+
 def test_a_closed_client_makes_no_ready_point(it: World) -> None:
     client, memory, stream = it.client(), it.attention_pool(), it.stream()
     handle = it.register(client, memory)
@@ -150,6 +164,7 @@ def test_a_child_leaves_its_parents_client_alone() -> None:
     code = """
 import os, sys, threading
 from devipc.errors import ForkError
+from devipc.hicache import registry
 from devipc.hicache.api import UNFENCED
 from devipc.registry import load_backend
 from tests.hicache.world import TIMEOUT_S, World
