@@ -55,6 +55,7 @@ received_confirmed: refuse -> refused / refused
 received_confirmed: admit -> waiting_confirmed
 received_confirmed: cancel -> cancelled
 received_confirmed: client_dying -> lost
+waiting: refuse -> refused / refused
 waiting: fence_ready -> copying
 waiting: fence_poisoned -> discarded / discarded
 waiting: confirmed -> waiting_confirmed
@@ -62,6 +63,7 @@ waiting: discard -> discarded
 waiting: cancel -> cancelled
 waiting: deadline -> timed_out / timed_out
 waiting: client_dying -> lost
+waiting_confirmed: refuse -> refused / refused
 waiting_confirmed: fence_ready -> copying_confirmed
 waiting_confirmed: fence_poisoned -> discarded / discarded
 waiting_confirmed: cancel -> cancelled

@@ -162,7 +162,8 @@ class _TransferOp(EngineOp, ABC):
             return
         places = self.places(moving, pages)
         if places is None:
-            self._lane.block(self.owner)
+            if not self.ended:
+                self._lane.block(self.owner)
             return
         self.step(Event.FENCE_READY)
         self._nbytes = nbytes
@@ -259,6 +260,11 @@ class BackupOp(_TransferOp):
 
     def admit(self) -> None:
         """Check what can be checked now, and wait for the rest. On the caller's thread."""
+        self._fit()
+        self.step(Event.ADMIT)
+
+    def _fit(self) -> None:
+        """Leave out what this client may never fill at a time, or raise ResourceExhausted."""
         capacity = self._tier.capacity_for(self.owner, self.pool.block_nbytes)
         if len(self.pages) > capacity:
             if not self._partial:
@@ -270,7 +276,6 @@ class BackupOp(_TransferOp):
                 )
             self.results[capacity:] = PageResult.NO_ROOM
             self._fitting = capacity
-        self.step(Event.ADMIT)
 
     def moving(self) -> npt.NDArray[np.bool_] | None:
         """All pages but those that are there, or do not fit."""
@@ -295,6 +300,11 @@ class BackupOp(_TransferOp):
             )
         except ResourceExhausted as error:
             self.error = error  # what a deadline will name as the cause
+            if not error.retryable:  # there are more clients now than when it was admitted
+                try:
+                    self._fit()
+                except ResourceExhausted as never:
+                    self.refuse(never)
             return None
         self.error = None
         return self._reservation.places

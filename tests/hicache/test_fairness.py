@@ -158,6 +158,31 @@ def test_whoever_has_few_operations_is_not_behind_all_of_another(device: Device,
         assert last < 20, ended  # of 34; what two clients hear is not quite in order
 
 
+def test_a_backup_that_waits_ends_when_so_much_is_not_its_clients_any_more(device: Device) -> None:
+    """Half of 24 pages is kept: 18 at most for one client alone, 16 for one of two."""
+    with world(device, **tier_of(24, 50)) as it:
+        greedy, pool = it.client(), it.attention_pool(**SHAPE)
+        handle = it.register(greedy, pool)
+        keys = filled(it, greedy, pool, handle, 8)
+        lease = greedy.lookup(handle, keys, lease_s=LONG_S)
+        assert lease.reached(Event.LEASED, TIMEOUT_S)
+        new = [it.keys(handle, 18, seed=seed) for seed in (5, 6)]
+        whole, cut = (
+            greedy.backup(handle, range(1, 19), chosen, ready=UNFENCED, partial=partial, timeout_s=LONG_S)
+            for chosen, partial in zip(new, (False, True), strict=True)
+        )
+        waiting: Any = greedy.status()["operations"]
+        assert waiting["backup:waiting_confirmed"] == 2
+        newcomer = it.client()
+        refused = whole.wait(TIMEOUT_S)
+        assert (refused.status, getattr(refused.error, "code", "")) == (Status.REFUSED, "too_large")
+        assert cut.status is None
+        greedy.release(lease)
+        results = list(done(cut))
+        assert results == [PageResult.STORED] * 16 + [PageResult.NO_ROOM] * 2
+        newcomer.close(timeout_s=TIMEOUT_S)
+
+
 def test_what_a_client_may_have_pinned() -> None:
     """Half of 240 bytes is kept: 40 for each of two and one that may come."""
     shares = Shares(240)
