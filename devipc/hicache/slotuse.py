@@ -6,7 +6,6 @@ and what a fence says for ever after. It knows neither how requests travel nor w
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import deque
@@ -141,11 +140,15 @@ class SlotFence:
         deadline = deadline_after(timeout_s)
         pause = _FIRST_PAUSE_S
         while not self.query(n):
-            with contextlib.suppress(FencePoisoned):  # asked again at once
+            try:
                 base, timeline = self._base(), self._timeline
-                if base and timeline is not None and self._final is None:
+                if base is None or self._final is not None:
+                    continue  # ended meanwhile: the question above says how
+                if base and timeline is not None:
                     timeline.wait(stream, base + n - 1, timeout_s=max(remaining(deadline), _LONGEST_PAUSE_S))
                     return
+            except FencePoisoned:
+                continue
             if not remaining(deadline):
                 raise CompletionTimeout(
                     f"the copies were not submitted within {timeout_s:g} s",

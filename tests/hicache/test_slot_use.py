@@ -146,3 +146,30 @@ def test_a_slot_of_which_nobody_was_told_is_free(it: Setting) -> None:
         with pytest.raises(FencePoisoned):
             fence.query(1)
     assert [it.begin()[1] for _ in range(2)] == [slot for _, slot in fences]
+
+
+class Overtaken(SlotFence):
+    """Ends behind the first question."""
+
+    def query(self, n: int) -> bool:
+        reached = super().query(n)
+        if reached is False and self._slots is not None:
+            self.end(self._slots, self._slot)
+        return reached
+
+    def end(self, slots: Slots, slot: int) -> None:
+        slots.settle(slot)
+
+
+class Failed(Overtaken):
+    def end(self, slots: Slots, slot: int) -> None:
+        slots.poison(slot, PoisonReason.CANCELLED)
+
+
+def test_what_ends_while_it_is_waited_for_has_ended(it: Setting) -> None:
+    settled, failed = Overtaken(SlotWord(it.lock)), Failed(SlotWord(it.lock))
+    for op, fence in enumerate((settled, failed), 1):
+        it.table.begin(op, Kind.RESTORE, fence)
+    settled.wait(None, 1, timeout_s=0.0)  # type: ignore[arg-type]
+    with pytest.raises(FencePoisoned):
+        failed.wait(None, 1, timeout_s=0.0)  # type: ignore[arg-type]
