@@ -159,21 +159,23 @@ class BlockSpace:
         """Return the sizes to which slabs belong."""
         return [size for size in self._free if size]
 
-    def allocate(self, block_nbytes: int, runs: Sequence[int] | I64) -> tuple[I64, I64]:
-        """Take blocks for runs of the given lengths: all or nothing. A run may come in several extents.
+    def allocate(self, block_nbytes: int, runs: Sequence[int] | I64 | int) -> tuple[I64, I64]:
+        """Take blocks for runs of the given lengths, or for so many single pages: all or nothing.
+
+        A run may come in several extents.
 
         Returns
         -------
-        heads, spans : numpy.ndarray
-            int64 ``(extents,)``, in the order of the runs.
+        heads, slots : numpy.ndarray
+            int64: the extents, in the order of the runs, and all of their blocks; the same where each has one.
 
         Raises
         ------
         ResourceExhausted
             When there are not enough.
         """
-        lengths = np.asarray(runs, np.int64)
-        needed = total(lengths)
+        lengths = None if isinstance(runs, int) else np.asarray(runs, np.int64)
+        needed = runs if isinstance(runs, int) else total(np.asarray(runs))
         if self.lacks(block_nbytes, needed) > 0:
             raise ResourceExhausted(
                 f"{needed} blocks of {block_nbytes} bytes asked, {self.free_blocks(block_nbytes)} are free",
@@ -185,37 +187,42 @@ class BlockSpace:
             assigned.append(self._assign(block_nbytes))
         columns = self.slots
         heads, spans = self._choose(block_nbytes, lengths, needed)
-        slots = slots_of(heads, spans)
+        slots = heads if spans is None else slots_of(heads, spans)
         columns.free[slots] = False
-        columns.head[slots] = heads if slots is heads else np.repeat(heads, spans)
-        columns.span[heads] = spans
+        columns.head[slots] = heads if spans is None or slots is heads else np.repeat(heads, spans)
+        columns.span[heads] = 1 if spans is None else spans
         self._free[block_nbytes] -= needed
         self._count(slots, 1)
         for number in assigned:
             if not self._held[number]:  # a short one, made up for by a longer one behind it
                 self._unassign(number)
-        return heads, spans
+        return heads, slots
 
-    def _choose(self, block_nbytes: int, lengths: I64, needed: int) -> tuple[I64, I64]:
-        """Return heads and spans of extents among the free blocks, of which there are enough."""
+    def _choose(self, block_nbytes: int, lengths: I64 | None, needed: int) -> tuple[I64, I64 | None]:
+        """Return heads and spans of extents among the free blocks, of which there are enough; None: spans of one."""
         columns = self.slots
         if self._low < columns.count:
             self._low += int(columns.free[self._low : columns.count].argmax())
-        if len(self._free) == 1 and (needed == len(lengths) or len(lengths) == 1):
+        if lengths is not None and needed == len(lengths):
+            lengths = None
+        if len(self._free) == 1 and (lengths is None or len(lengths) == 1):
             following = columns.free[self._low : self._low + needed]
             if np.count_nonzero(following) == needed:  # the first ones lie side by side
                 at = np.arange(self._low, self._low + needed)
-                return (at, lengths) if needed == len(lengths) else (at[:1], lengths)
+                return (at, None) if lengths is None else (at[:1], lengths)
         free = np.flatnonzero(columns.free[self._low : columns.count]) + self._low
         if len(self._free) > 1:
             free = free[columns.size[free] == block_nbytes]
-        return (free[:needed], lengths) if needed == len(lengths) else fit(free, lengths)
+        return (free[:needed], None) if lengths is None else fit(free, lengths)
 
     def _count(self, slots: I64, each: int) -> list[int]:
-        """Count blocks as held (1) or not (-1) at their slabs; return the slabs of which nothing is held now."""
+        """Count blocks as held (1) or not (-1) at their slabs; return the slabs of which nothing is held any more."""
         if len(slots) > FEW:
             found = np.bincount(self.slots.slab[slots], minlength=len(self.slabs))
-            self._held += each * found
+            if each > 0:
+                self._held += found
+                return []
+            self._held -= found
             return np.flatnonzero((found > 0) & (self._held == 0)).tolist()
         numbers = self.slots.slab[slots].tolist()
         for number in numbers:

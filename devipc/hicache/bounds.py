@@ -29,6 +29,8 @@ def check_pages(ids: U64 | npt.NDArray[np.int64], *, first_page: int, page_count
     if len(ids) <= FEW:
         ordered = sorted(ids.tolist())
         low, high, twice = ordered[0], ordered[-1], len(set(ordered)) < len(ordered)
+    elif not distinct:
+        low, high, twice = int(ids.min()), int(ids.max()), False
     else:
         array = np.sort(ids)
         low, high = int(array[0]), int(array[-1])

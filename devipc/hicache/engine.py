@@ -140,6 +140,7 @@ class Engine:
             raise
         self.restores, self.backups = lanes
         self.restores.chores = self._expire
+        self.backups.chores = self.tier.tidy
         tier.on_room = self.backups.wake_for_room
 
     def _lane(self, name: str, copies: Copies, pace: Pace) -> Lane:

@@ -97,7 +97,13 @@ class HostTier:
         return min(self.capacity(block_nbytes), self.shares.ceiling(owner) // block_nbytes)
 
     def reserve(
-        self, holder: Holder, names: Sequence[bytes], *, namespace: bytes, block_nbytes: int, runs: Sequence[int] | I64
+        self,
+        holder: Holder,
+        names: Sequence[bytes],
+        *,
+        namespace: bytes,
+        block_nbytes: int,
+        runs: Sequence[int] | I64 | None = None,
     ) -> Reservation:
         """Take blocks for pages that are about to be written: for all of them, or for none.
 
@@ -109,8 +115,8 @@ class HostTier:
             Whose operation it is; named when the blocks are in somebody's way.
         names : sequence of bytes
             The pages.
-        runs : sequence or array of int
-            Lengths of neighbouring pages, which are stored as extents.
+        runs : sequence or array of int, or None
+            Lengths of neighbouring pages, which are stored as extents; None: each page is one by itself.
 
         Raises
         ------
@@ -118,15 +124,15 @@ class HostTier:
             With code ``too_large`` when it can never fit, ``share`` when it is too much for one client, else
             ``no_room``, saying what is in the way.
         """
-        lengths = at_most(np.asarray(runs, np.int64), self.extent_pages)
-        if (pages := total(lengths)) != len(names):
+        lengths = None if runs is None else at_most(np.asarray(runs, np.int64), self.extent_pages)
+        if lengths is not None and (pages := total(lengths)) != len(names):
             raise UsageError(f"runs of {pages} pages for {len(names)} names", remedy="count every page once")
         with self._lock:
             nbytes = block_nbytes * len(names)
             self.shares.check(holder[0], nbytes, lambda: nbytes + self._pinned_once(holder[0]))
             self._make_room(block_nbytes, len(names))
-            heads, spans = self._space.allocate(block_nbytes, lengths)
-            columns, slots = self._slots, slots_of(heads, spans)
+            heads, slots = self._space.allocate(block_nbytes, len(names) if lengths is None else lengths)
+            columns = self._slots
             columns.filling[heads] = True
             columns.space[heads] = self._spaces.setdefault(namespace, len(self._spaces) + 1)
             flushes = self._flushes.get(namespace, 0)
@@ -160,6 +166,12 @@ class HostTier:
             self._forget_invalidated()
         self.on_room()
         return results
+
+    def tidy(self) -> None:
+        """Do what :meth:`commit` has put off because others wait for it. It can be left out."""
+        if self._residents.untidy:
+            with self._lock:
+                self._residents.tidy()
 
     def abort(self, reservation: Reservation) -> None:
         """Give the blocks of a reservation back; to be called when nothing can write to them any more."""

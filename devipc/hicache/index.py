@@ -181,15 +181,18 @@ class IndexWriter:
             self._drafted += len(places)
         return Draft(dict(zip(keys, places.tolist(), strict=True)), places, halves[:, 0].copy(), marks)
 
-    def publish_draft(self, draft: Draft) -> int:
-        """Let readers find the entries of a draft, whose keys nobody published meanwhile; return how many there are."""
+    def publish_draft(self, draft: Draft) -> None:
+        """Let readers find a draft, whose keys nobody published meanwhile. :meth:`keep_draft` follows it."""
         with self._lock:
             self._check_open()
             self._array[draft.places] = draft.first
             self._array[draft.places + MARK] = draft.marks
+
+    def keep_draft(self, draft: Draft) -> None:
+        """Enter what was published as a draft: what can wait until nobody does."""
+        with self._lock:
             self._places.update(draft.entries)
             self._drafted -= len(draft.places)
-        return len(draft.places)
 
     def drop_draft(self, draft: Draft) -> None:
         """Give the room of a draft back."""

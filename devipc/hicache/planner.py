@@ -23,7 +23,7 @@ from devipc.hicache.layout import PoolLayout
 from devipc.hicache.strips import CostModel, Limits, Strips, cells_of, compile_strips
 from devipc.types import HandleKind
 
-__all__ = ["LAYER_GROUPS", "CopyPlan", "Direction", "HostPages", "Planner", "layer_groups", "page_runs"]
+__all__ = ["LAYER_GROUPS", "CopyPlan", "Direction", "HostPages", "Planner", "layer_groups", "page_runs", "run_lengths"]
 
 U64 = npt.NDArray[np.uint64]
 AnyIntegers = npt.NDArray[np.integer]
@@ -139,6 +139,14 @@ def page_runs(pages: AnyIntegers) -> tuple[npt.NDArray[np.int64], npt.NDArray[np
     breaks = np.flatnonzero(ids[1:] != ids[:-1] + _ONE)
     edges = np.concatenate(((0,), breaks + 1, (len(ids),)))
     return edges[:-1], edges[1:] - edges[:-1]
+
+
+def run_lengths(pages: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+    """Return the length of each run of neighbouring pages, in the order given; None when each is one by itself."""
+    if len(pages) > FEW and not np.count_nonzero(pages[1:] - pages[:-1] == 1):
+        return None
+    lengths = page_runs(pages)[1]
+    return None if len(lengths) == len(pages) else lengths
 
 
 def _unsigned(what: str, values: AnyIntegers) -> U64:

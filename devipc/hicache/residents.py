@@ -49,19 +49,37 @@ class Residents:
 
     Attributes
     ----------
-    slot_of : dict
-        Slot of each page. To look at, not to change.
     counts : dict
         How many were published so far, and for how many of those the index had no room.
     """
 
     def __init__(self, slots: Slots, index: IndexWriter) -> None:
-        self.slot_of: dict[bytes, int] = {}
+        self._slot_of: dict[bytes, int] = {}
+        self._late: list[Prepared] = []  # whose pages can be found, and are not among the others yet
         self.counts = {"published": 0, "unindexed": 0}
         self._columns = slots
         self._index = index
         self._value = self._entered = 0
         self._prepared: dict[Reservation, Prepared] = {}
+
+    @property
+    def slot_of(self) -> dict[bytes, int]:
+        """Slot of each page. To look at, not to change."""
+        if self._late:
+            self.tidy()
+        return self._slot_of
+
+    @property
+    def untidy(self) -> bool:
+        """True when :meth:`tidy` has something to do."""
+        return bool(self._late)
+
+    def tidy(self) -> None:
+        """Do what was put off when pages were entered, since somebody waited. Any other call does it, too."""
+        while self._late:
+            slots, draft, _, _ = self._late.pop()
+            self._slot_of.update(slots)
+            self._index.keep_draft(draft)
 
     def slots(self, names: Sequence[bytes]) -> I64:
         """Return the slot of each page, -1 for those that are not here."""
@@ -98,8 +116,9 @@ class Residents:
             slots = prepared.slots
             if prepared.entered == self._entered or self.slot_of.keys().isdisjoint(slots):
                 del self._prepared[reservation]
-                self._count(len(slots), self._index.publish_draft(prepared.draft))  # first: others wait for it
-                self.slot_of.update(slots)
+                self._index.publish_draft(prepared.draft)  # first: others wait for it
+                self._count(len(slots), len(prepared.draft.places))
+                self._late.append(prepared)
                 self._columns.visible[reservation.slots] = True
                 self._columns.live[reservation.heads] = self._columns.span[reservation.heads]
                 return prepared.results
@@ -119,7 +138,7 @@ class Residents:
         slots, columns = reservation.slots, self._columns
         if len(names) < len(slots):
             slots = slots[results == PageResult.STORED]
-        self.slot_of.update(zip(names, slots.tolist(), strict=True))
+        self._slot_of.update(zip(names, slots.tolist(), strict=True))
         columns.visible[slots] = True
         columns.name[slots] = names
         if len(slots) == len(reservation.slots):
@@ -137,8 +156,9 @@ class Residents:
         whole : array or None
             Their extents, where they are all that these have.
         """
+        slot_of = self.slot_of
         for name in names:
-            del self.slot_of[name]
+            del slot_of[name]
         self._index.evict_all(names)
         columns = self._columns
         columns.visible[slots] = False

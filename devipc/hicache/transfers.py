@@ -20,7 +20,7 @@ from devipc.hicache.handles import ready_failure
 from devipc.hicache.hosttier import HostTier
 from devipc.hicache.lane import Lane
 from devipc.hicache.operations import Event, Status
-from devipc.hicache.planner import Direction, page_runs
+from devipc.hicache.planner import Direction, run_lengths
 from devipc.hicache.pools import Pool
 from devipc.hicache.records import Places, Reservation
 from devipc.hicache.requests import Backup, CompletionFence, PageIds, ReadyPoint, Restore
@@ -296,7 +296,7 @@ class BackupOp(_TransferOp):
                 self.names if moving is None else list(compress(self.names, moving.tolist())),
                 namespace=self.pool.namespace,
                 block_nbytes=self.pool.block_nbytes,
-                runs=page_runs(pages)[1],
+                runs=run_lengths(pages) if self._tier.extent_pages > 1 else None,
             )
         except ResourceExhausted as error:
             self.error = error  # what a deadline will name as the cause

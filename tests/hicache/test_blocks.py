@@ -26,8 +26,9 @@ class Extent(NamedTuple):
 
 
 def take(space: BlockSpace, size: int, runs: Sequence[int]) -> list[Extent]:
-    heads, spans = space.allocate(size, runs)
-    offsets = space.slots.offset[heads]
+    heads, slots = space.allocate(size, len(runs) if set(runs) == {1} else runs)
+    spans, offsets = space.slots.span[heads], space.slots.offset[heads]
+    assert slots.tolist() == [head + at for head, span in zip(heads, spans, strict=True) for at in range(span)]
     rows = zip(heads.tolist(), spans.tolist(), offsets.tolist(), strict=True)
     return [Extent(head, span, offset, size) for head, span, offset in rows]
 

@@ -359,6 +359,7 @@ def test_any_order_of_calls_adds_up(seed: int) -> None:
             reserve,
             reserve,
             prepare,
+            tier.tidy,
             lambda: end(tier.commit),
             lambda: end(tier.commit),
             lambda: end(tier.abort),
@@ -389,17 +390,23 @@ def prepared(tier: Tier, pages: Sequence[bytes]) -> Reservation:
     return reservation
 
 
+@pytest.mark.parametrize("tidied", [False, True])
 def test_what_is_prepared_is_found_when_it_is_committed_and_not_before(
-    writer: IndexWriter, reader: IndexReader
+    writer: IndexWriter, reader: IndexReader, *, tidied: bool
 ) -> None:
     tier, pages = Tier(writer, pages=64), names(*range(1, 31))
+    tier.tidy()  # nothing to do
     reservation = prepared(tier, pages)
     assert not tier.present(pages).any()
     assert not reader.find(matrix(pages)).hit.any()
     tier.audit()
     assert tier.commit(reservation).tolist() == [PageResult.STORED] * 30
-    assert tier.present(pages).all()
+    if tidied:
+        tier.tidy()
+    assert len(tier._residents._slot_of) == (30 if tidied else 0)
     assert reader.find(matrix(pages)).hit.all()
+    assert tier.status()["pages"] == 30
+    assert tier.present(pages).all()
     assert len(set(reader.find(matrix(pages)).value.tolist())) == 30
     assert tier.invalidate(pages) == 30
     assert not reader.find(matrix(pages)).hit.any()
