@@ -106,16 +106,21 @@ def combinations(
     ]
 
 
-def cases(every: Sequence[Combination]) -> list[Any]:
-    """Return the parameters of a test: a combination, and whether all scenarios are to be run."""
+def cases(every: Sequence[Combination], *, whole: Sequence[str] = (INPROC,)) -> list[Any]:
+    """Return the parameters of a test: a combination, and whether all scenarios are to be run.
+
+    Of deployments that are not among ``whole``, CI runs a part of the scenarios.
+    """
     part = [pytest.mark.long, pytest.mark.timeout(int(COVERING_S) + 20)]
-    whole = [pytest.mark.long, pytest.mark.timeout(int(WHOLE_S) + 20)]
-    found = [pytest.param(one, True, id=one.id, marks=whole) for one in every if one.deployment == INPROC]
+    full = [pytest.mark.long, pytest.mark.timeout(int(WHOLE_S) + 20)]
+    found = []
     for one in every:
-        if one.deployment != INPROC:
-            found.append(pytest.param(one, False, id=one.id, marks=part))
-            if not one.refused:
-                found.append(pytest.param(one, True, id=f"{one.id}-every", marks=[*whole, pytest.mark.every]))
+        if one.deployment in whole and not one.refused:
+            found.append(pytest.param(one, True, id=one.id, marks=full))
+            continue
+        found.append(pytest.param(one, False, id=one.id, marks=part))
+        if not one.refused:
+            found.append(pytest.param(one, True, id=f"{one.id}-every", marks=[*full, pytest.mark.every]))
     return found
 
 
