@@ -41,11 +41,12 @@ class TrialFailed(Exception):
 class _Run:
     """One trial in progress."""
 
-    def __init__(self, strategy: Strategy, producer: Role, consumer: Role, *, step_s: float) -> None:
+    def __init__(self, strategy: Strategy, producer: Role, consumer: Role, *, step_s: float, outlast_ms: int) -> None:
         self._strategy = strategy
         self._producer = producer
         self._consumer = consumer
         self._step_s = step_s
+        self._outlast_ms = outlast_ms
         self._n = 0
 
     def busy(self) -> str:
@@ -57,8 +58,12 @@ class _Run:
             wrote, _ = self._producer.do(Op.SIGNAL, n, load)
             seen, number = self._consumer.do(Op.LOOK, n)
             self._check(seen, number, n, wrote)
+            held = seen
+            if held == Seen.PENDING and self._outlast_ms and wrote:
+                held, number = self._consumer.do(Op.LOOK, n, self._outlast_ms)
+                self._check(held, number, n, wrote)
             self._reach(n, wrote)
-            if seen == Seen.PENDING:
+            if held == Seen.PENDING or (seen == Seen.PENDING and load >= _LARGEST_LOAD):
                 return f"pending behind {load} copies, then reached with its data"
             if not wrote or load >= _LARGEST_LOAD:
                 return "reached with its data; the work was too short to be seen pending" if wrote else "reached"
@@ -140,8 +145,11 @@ class _Run:
             raise TrialFailed("the fence was poisoned though nobody asked for it")
 
 
-def run_trial(strategy: Strategy, producer: Role, consumer: Role, *, deadline_s: float) -> str:
+def run_trial(strategy: Strategy, producer: Role, consumer: Role, *, deadline_s: float, outlast_ms: int = 0) -> str:
     """Try ``strategy`` between two roles and return what was seen.
+
+    Who looks for ``outlast_ms`` at work that lasts longer also finds a value that is published too early, but late for
+    shorter work, as by a thread that comes to it when that is done.
 
     No single step may take longer than a quarter of ``deadline_s``. The roles stay open, in whatever state they are.
 
@@ -150,7 +158,7 @@ def run_trial(strategy: Strategy, producer: Role, consumer: Role, *, deadline_s:
     TrialFailed
         When something was seen that must not be, or not seen in time.
     """
-    run = _Run(strategy, producer, consumer, step_s=deadline_s / 4)
+    run = _Run(strategy, producer, consumer, step_s=deadline_s / 4, outlast_ms=outlast_ms)
     waits = strategy is Strategy.STREAM_MEMOP
     seen = [run.busy(), run.order()]
     if waits:

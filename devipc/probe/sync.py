@@ -25,6 +25,7 @@ from devipc.types import POISON_BASE, Mechanism, Strategy
 __all__ = ["OpenedEvent", "SharedPage", "check_mechanism", "check_strategy"]
 
 _HOLD_S = 0.02
+_OUTLAST_MS = 20
 _DATA = 8  # a line of its own
 _PAUSE_S = 0.5e-3
 _ANOTHER = "use another completion strategy here; report it with `devipc env` and the driver's version"
@@ -43,7 +44,7 @@ def check_strategy(device: Device, partner: Partner, strategy: Strategy, *, limi
         with contextlib.closing(producer):
             consumer = RemoteRole.opened(partner.call, producer, data_fd, timeout_s=limit_s)
             with contextlib.closing(consumer):
-                return run_trial(strategy, producer, consumer, deadline_s=limit_s)
+                return run_trial(strategy, producer, consumer, deadline_s=limit_s, outlast_ms=_OUTLAST_MS)
     finally:
         os.close(data_fd)
 

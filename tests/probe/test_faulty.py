@@ -37,6 +37,7 @@ ROWS = [
     ("events_done", "sync.event", "broken", "reported as reached"),
     ("markers_done", "mechanism.host", "broken", "never recorded is done"),
     ("markers_done", "sync.polling", "broken", "reported as reached"),
+    ("markers_late", "sync.polling", "broken", "reported as reached"),
     ("markers_done", "transfer.order", "broken", "never recorded is done"),
     ("short_copy", "transfer.copy", "broken", "1 of 1048576 bytes are wrong"),
     ("no_waits", "mechanism.stream_memop", "no", "no word waits"),
