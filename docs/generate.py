@@ -136,12 +136,25 @@ def scenarios(_folder: Path) -> str:
     return table(("Backend", "Deployment", "Asked for", "In use", "Passed", "Date"), rows)
 
 
+def bars(_folder: Path) -> str:
+    """Return what the benchmarks on a device found, beside what they are to reach."""
+    rows = []
+    for path in sorted(ROOT.glob("benchmarks/results/h200*.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        dates = {step["machine"]["date"] for step in found["steps"].values()}
+        for bar in found["bars"]:
+            met = "met" if bar["met"] else "missed"
+            rows.append((bar["what"], f"{bar['sense']} {bar['target']}", str(bar["found"]), met, min(dates)))
+    return table(("What", "Bar", "Found", "", "Date"), rows)
+
+
 PARTS: dict[str, Callable[[Path], str]] = {
     "cases": catalogue,
     "matrix": matrix,
     "evidence": evidence,
     "skips": skips,
     "scenarios": scenarios,
+    "bars": bars,
 }
 """What can be asked for in a document, by a comment ``generated NAME``."""
 

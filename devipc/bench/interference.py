@@ -1,7 +1,8 @@
 """What a model in another process loses while pages move: its steps with and without transfers, in turn.
 
 Owns the windows: quiet and busy ones alternate while the model runs without a break, and each of its steps is counted
-to the window that it lies in. As baseline the same bytes are moved by a gather kernel of this process.
+to the window that it lies in. Beside the cache the same bytes are moved by contiguous copies of this process, which is
+what no cache can do with less harm, and by a gather kernel of it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from devipc.bench.facts import quantile, ratio
+from devipc.bench.floors import BOTH, Floor
 from devipc.bench.model import torch_device
 from devipc.bench.pools import GEOMETRIES, Pool
 from devipc.bench.service import client_of
@@ -49,9 +51,14 @@ def measure_interference(
     """Return a row for each kind of model and each way to move pages, both directions at once."""
     found = []
     pool = Pool(device, GEOMETRIES["llama"], "one", rows=rows, page_tokens=_PAGE_TOKENS)
+    nbytes = tokens * pool.geometry.token_nbytes
+    floor = Floor(device, nbytes)
     try:
-        with client_of(url, backend, device, tier_nbytes=6 * tokens * pool.geometry.token_nbytes) as client:
-            movers: dict[str, Mover] = {"cache": _through_cache(client, pool, tokens)}
+        with client_of(url, backend, device, tier_nbytes=6 * nbytes) as client:
+            movers: dict[str, Mover] = {
+                "cache": _through_cache(client, pool, tokens),
+                "contiguous copies": lambda: 2 * nbytes if floor.copy(BOTH) else 0,
+            }
             if gather:
                 movers["gather kernel"] = _by_kernel(torch_device(backend.name, device.info.uuid), tokens, pool)
             for kind in kinds:
@@ -59,6 +66,7 @@ def measure_interference(
                     for name, mover in movers.items():
                         found.append({"model": kind, "moved_by": name} | _alternate(steps, mover, windows, window_s))
     finally:
+        floor.close()
         pool.close()
     return found
 
