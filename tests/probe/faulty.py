@@ -36,6 +36,26 @@ def hang() -> None:
     ctypes.PyDLL(None).sleep(600)  # holds the GIL, as a driver call does that was bound without care
 
 
+def run_away() -> None:
+    """Leave a process behind that no signal to a group or a session reaches, and say which."""
+    ready, written = os.pipe()
+    if os.fork():
+        os.close(written)
+        os.read(ready, 1)
+        os.close(ready)
+        return
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    with open(os.environ["DEVIPC_TEST_RUNAWAYS"], "a") as file:
+        file.write(f"{os.getpid()}\n")
+    os.close(written)
+    time.sleep(600)
+    os._exit(0)
+
+
+if FAULT.startswith("run_away"):
+    run_away()
 if FAULT == "import_segv":
     segfault()
 elif FAULT == "import_hang":
@@ -183,6 +203,8 @@ class Faulty:
             with open(os.environ["DEVIPC_TEST_OPENED"], "a") as file:
                 file.write(f"{uuid}\n")
         info = next(info for info in self.devices() if info.uuid == uuid)
+        if FAULT == "run_away_segv":
+            segfault()
         if FAULT == "two_sizes":
             info = replace(info, total_nbytes=os.getpid())
         return Device(self._host.open_device(), info)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 
 from devipc.probe.pair import Target
 from devipc.probe.runner import MAX_HANGS, Checks
-from tests.probe.tool import environment, probe, row, verdicts
+from tests.probe.tool import environment, probe, row, run, verdicts
 
 FAULTY = Target("faulty", "FAULTY-0")
 
@@ -161,3 +163,25 @@ def test_no_other_device_is_opened_than_was_asked_for(site: Path) -> None:
     document = probe("--backend", "faulty", "--device", "FAULTY-1", env=env, code=0)
     assert set(opened.read_text().split()) == {"FAULTY-1"}
     assert [info["uuid"] for info in document["backends"][0]["devices"]] == ["FAULTY-0", "FAULTY-1"]
+
+
+@pytest.mark.parametrize(
+    ("command", "fault", "code"),
+    [
+        (("probe", "--backend", "faulty", "--device", "0"), "run_away_segv", 1),
+        pytest.param(("probe", "--backend", "faulty", "--device", "0"), "run_away", 0, marks=pytest.mark.long),
+        (("backends",), "run_away", 0),
+        pytest.param(("matrix", "--backend", "faulty", "--device", "0"), "run_away", 0, marks=pytest.mark.long),
+        pytest.param(("env",), "run_away", 0, marks=pytest.mark.long),
+    ],
+)
+def test_processes_that_a_backend_hides_end_with_the_command(
+    site: Path, command: tuple[str, ...], fault: str, code: int
+) -> None:
+    hidden = site / "hidden"
+    done = run(*command, "--json", env=environment(site, fault=fault, DEVIPC_TEST_RUNAWAYS=str(hidden)))
+    left = [int(pid) for pid in hidden.read_text().split() if Path(f"/proc/{pid}").exists()]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
+    assert done.returncode == code, done.stderr
