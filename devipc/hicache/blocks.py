@@ -207,7 +207,7 @@ class BlockSpace:
             lengths = None
         if len(self._free) == 1 and (lengths is None or len(lengths) == 1):
             following = columns.free[self._low : self._low + needed]
-            if np.count_nonzero(following) == needed:  # the first ones lie side by side
+            if len(following) == needed and following.all():  # the first ones lie side by side
                 at = np.arange(self._low, self._low + needed)
                 return (at, None) if lengths is None else (at[:1], lengths)
         free = np.flatnonzero(columns.free[self._low : columns.count]) + self._low

@@ -172,7 +172,10 @@ class Assembly:
             if largest(widest) > self._limits.max_pitch_nbytes:
                 strips = Strips.of(strips.table.split())
         if runs.length is None:
-            self._add_choice(runs, strips.pages)
+            if runs.span is None:
+                self._add_blocks(runs, strips)
+            else:
+                self._add_choice(runs, strips.pages)
             return
         for wide in strips.wide:
             if wide is not None:
@@ -181,6 +184,18 @@ class Assembly:
                 break
         if strips.rest is not None:
             self._rows(runs, strips.rest)
+
+    def _add_blocks(self, runs: PageRuns, strips: Strips) -> None:
+        """Single pages in blocks, the most common: all but two columns are the same for each."""
+        strided, cells = strips.pages
+        if strided is not None:
+            out = np.empty((len(runs.page), len(strided), 6), np.uint64)
+            out[...] = strips.rows[0 if self._to_host else 1]
+            out[..., 0 if self._to_host else 1] += runs.base[:, None]
+            out[..., 1 if self._to_host else 0] += runs.page[:, None] * strided.page_stride
+            self._strided.append(out.reshape(-1, 6))
+        if cells is not None:
+            self._add_batch(runs, cells)
 
     def _add_choice(self, runs: PageRuns, choice: Choice) -> None:
         """One copy a run and strip, one entry a run and cell; runs widen the rows."""

@@ -143,7 +143,7 @@ def page_runs(pages: AnyIntegers) -> tuple[npt.NDArray[np.int64], npt.NDArray[np
 
 def run_lengths(pages: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
     """Return the length of each run of neighbouring pages, in the order given; None when each is one by itself."""
-    if len(pages) > FEW and not np.count_nonzero(pages[1:] - pages[:-1] == 1):
+    if len(pages) < 2 or (len(pages) > FEW and not (pages[1:] - pages[:-1] == 1).any()):
         return None
     lengths = page_runs(pages)[1]
     return None if len(lengths) == len(pages) else lengths
@@ -155,6 +155,8 @@ def _unsigned(what: str, values: AnyIntegers) -> U64:
         raise UsageError(
             f"{what} are {values.dtype} of shape {values.shape}", code="shape", remedy="pass integers (n,)"
         )
+    if values.dtype == np.int64 and values.flags.c_contiguous:
+        return values.view(np.uint64)
     wide = np.ascontiguousarray(values, np.uint64 if values.dtype.kind == "u" else np.int64)
     return wide.view(np.uint64)
 

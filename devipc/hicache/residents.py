@@ -22,7 +22,7 @@ from devipc.hicache.results import PageResult, Results
 __all__ = ["Prepared", "Residents"]
 
 I64 = npt.NDArray[np.int64]
-_WORTH_IT = 4
+_WORTH_IT = 4  # pages; fewer are entered as quickly as they are prepared
 
 
 class Prepared(NamedTuple):

@@ -21,6 +21,7 @@ U64 = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 
 _PERIODS = 8
+_NO_ROWS: U64 = np.empty((0, 6), np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,20 +194,36 @@ class Strips:
         The same for runs, where pages continue each row.
     rest : StripTable or None
         For runs, the strips where they do not.
+    rows : numpy.ndarray
+        uint64 ``(strips, 6)``, the strided copies of page 0 to a block at address 0, and back to the device.
     """
 
     table: StripTable
     pages: Choice
     wide: Choice
     rest: StripTable | None
+    rows: tuple[U64, U64]
 
     @classmethod
     def of(cls, table: StripTable) -> Strips:
         """Sort ``table``."""
-        wide = table.where(table.joins_width)
+        pages, wide = table.choice(), table.where(table.joins_width)
         return cls(
-            table, table.choice(), (None, None) if wide is None else wide.choice(), table.where(~table.joins_width)
+            table,
+            pages,
+            (None, None) if wide is None else wide.choice(),
+            table.where(~table.joins_width),
+            _rows(pages[0]),
         )
+
+
+def _rows(strips: StripTable | None) -> tuple[U64, U64]:
+    if strips is None:
+        return _NO_ROWS, _NO_ROWS
+    pitch = strips.plane_step + strips.row_step
+    columns = (strips.plane_offset, strips.address, pitch, strips.step, strips.width, strips.count)
+    to_host = np.stack(columns, axis=1)
+    return to_host, to_host[:, (1, 0, 3, 2, 4, 5)]
 
 
 @dataclass(slots=True)
