@@ -235,7 +235,7 @@ def _decoding(opened: list[_Deployment], rows: dict[str, dict[str, Any]], prompt
                     continue
                 with contextlib.ExitStack() as stack:
                     if moves and one.local is not None and one.client is not None:
-                        moved = stack.enter_context(moving(one.local, one.client))
+                        moved = stack.enter_context(moving(one.local, one.client, sizes.moved_pages))
                     found, scheduler = steps(one.runtime, prompts.short, sizes.answer)
                     if moves:
                         nbytes, seconds = moved()

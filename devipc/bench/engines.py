@@ -29,7 +29,6 @@ from devipc.hicache.reference.weights import LLAMA_3_8B, TINY, load_smollm2, ran
 __all__ = ["MODELS", "Sizes", "Steps", "Timed", "fill", "first_token", "moving", "settle", "steps", "weights_of"]
 
 TIMEOUT_S = 60.0
-_MOVED_PAGES = 64  # of one operation of the background
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +45,8 @@ class Sizes:
         As :class:`~devipc.hicache.reference.runtime.RuntimeLimits`.
     repetitions : int
         Of each measurement.
+    moved_pages : int
+        Of one operation of the background.
     """
 
     prefix: int
@@ -56,12 +57,13 @@ class Sizes:
     page_tokens: int
     chunk_tokens: int
     repetitions: int
+    moved_pages: int = 64
 
     def config(self, model: str, **options: Any) -> RuntimeConfig:
         """Return the sizes of a runtime that has room for all of it, and for pages that move beside."""
         longest = max(self.prefix + self.suffix, self.context) + self.answer
         pages = 2 * (self.prefix + self.suffix) + self.requests * (self.context + self.answer)
-        pages = -(-pages // self.page_tokens) + 2 * _MOVED_PAGES + 4 * self.requests
+        pages = -(-pages // self.page_tokens) + 2 * self.moved_pages + 4 * self.requests
         return RuntimeConfig(
             model=model,
             pages=pages,
@@ -81,7 +83,15 @@ MODELS = {
         prefix=512, suffix=8, context=32, answer=16, requests=2, page_tokens=16, chunk_tokens=64, repetitions=2
     ),
     "llama-3-8b": Sizes(
-        prefix=8192, suffix=64, context=512, answer=128, requests=8, page_tokens=16, chunk_tokens=512, repetitions=7
+        prefix=8192,
+        suffix=64,
+        context=512,
+        answer=128,
+        requests=8,
+        page_tokens=16,
+        chunk_tokens=512,
+        repetitions=7,
+        moved_pages=256,
     ),
 }
 """Sizes by the name of a model: random and small, real and small, random and of the shape of Llama-3-8B."""
@@ -187,27 +197,27 @@ def steps(over: RuntimeInterface, prompts: Sequence[Sequence[int]], answer: int)
 
 
 @contextlib.contextmanager
-def moving(over: LocalGPURuntime, client: HiCacheClient) -> Iterator[Callable[[], tuple[int, float]]]:
-    """Back up and restore spare pages of a runtime all the time; give a function that returns bytes and seconds."""
+def moving(over: LocalGPURuntime, client: HiCacheClient, count: int) -> Iterator[Callable[[], tuple[int, float]]]:
+    """Back up and restore ``count`` spare pages of a runtime all the time; give what returns bytes and seconds."""
     pool = over._handle
     assert pool is not None
-    pages = over._table.allocate(2 * _MOVED_PAGES)
+    pages = over._table.allocate(2 * count)
     physical = np.array(over._table.physical(pages))
     rng, over_with = np.random.default_rng(5), threading.Event()
     moved, began = [0], time.perf_counter()
 
     def keys() -> np.ndarray[Any, np.dtype[np.uint8]]:
-        return rng.integers(0, 256, (_MOVED_PAGES, KEY_NBYTES), np.uint8)
+        return rng.integers(0, 256, (count, KEY_NBYTES), np.uint8)
 
     def move() -> None:
         known = keys()
-        client.backup(pool, physical[:_MOVED_PAGES], known, ready=UNFENCED).result(TIMEOUT_S)
+        client.backup(pool, physical[:count], known, ready=UNFENCED).result(TIMEOUT_S)
         while not over_with.is_set():
             fresh = keys()
-            backup = client.backup(pool, physical[:_MOVED_PAGES], fresh, ready=UNFENCED)
-            client.restore(pool, known, physical[_MOVED_PAGES:], ready=UNFENCED).result(TIMEOUT_S)
+            backup = client.backup(pool, physical[:count], fresh, ready=UNFENCED)
+            client.restore(pool, known, physical[count:], ready=UNFENCED).result(TIMEOUT_S)
             backup.result(TIMEOUT_S)
-            moved[0] += 2 * _MOVED_PAGES * over.pool.page_nbytes
+            moved[0] += 2 * count * over.pool.page_nbytes
             known = fresh
 
     thread = threading.Thread(target=move, name="devipc-bench-mover")

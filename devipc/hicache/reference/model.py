@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
 __all__ = ["Layer", "LayerReady", "ModelShape", "PagedModel", "Weights"]
 
@@ -188,11 +188,16 @@ class PagedModel:
             return torch.nn.functional.scaled_dot_product_attention(
                 groups, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask[:, None], scale=self._scale
             ).reshape(q.shape)
+        bias: Any = mask[:, None]
+        if causal:
+            from torch.nn.attention.bias import causal_lower_right  # brings torch's compiler, and the folder it makes
+
+            bias = causal_lower_right(q.shape[1], k.shape[1])
         return torch.nn.functional.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),
             v.transpose(1, 2),
-            attn_mask=causal_lower_right(q.shape[1], k.shape[1]) if causal else mask[:, None],
+            attn_mask=bias,
             scale=self._scale,
             enable_gqa=True,
         ).transpose(1, 2)

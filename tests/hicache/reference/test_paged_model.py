@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("torch.nn.attention.bias")  # before any test: it makes a folder that stays
 
 from devipc.hicache.reference.model import ModelShape, PagedModel  # noqa: E402
 from devipc.hicache.reference.weights import random_weights  # noqa: E402
