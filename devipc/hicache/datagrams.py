@@ -34,6 +34,7 @@ __all__ = ["MessageTransport"]
 
 _WAIT_S = 0.02  # how long the kernel waits for a datagram
 _LAST, _MORE = b"\0", b"\1"
+_AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)  # once: flags are joined as slowly as a datagram is sent
 
 
 class MessageTransport:
@@ -67,7 +68,7 @@ class MessageTransport:
         self._ended: DevIPCError | None = None
         self._closed = False
         self._own = own
-        self._flags = socket.MSG_TRUNC if own else socket.MSG_TRUNC | socket.MSG_DONTWAIT
+        self._flags = int(socket.MSG_TRUNC if own else socket.MSG_TRUNC | socket.MSG_DONTWAIT)
         sock.setblocking(True)
         if own:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, int(_WAIT_S * 1e6)))
@@ -87,7 +88,7 @@ class MessageTransport:
             self._check()
             if len(frame) <= MAX_BODY_NBYTES and not self._rest:
                 try:
-                    self._sock.send(_LAST + frame, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                    self._sock.send(_LAST + frame, _AT_ONCE)
                     return
                 except OSError:  # full, or gone: the careful way says which
                     pass

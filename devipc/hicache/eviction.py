@@ -61,7 +61,7 @@ class IdleExtents:
         """Give extents, each named once, that nobody needs any more back to the free blocks."""
         slots = self._slots
         empty = slots.live[heads] == 0
-        if not np.count_nonzero(empty):
+        if not empty.any():
             return
         over = heads[empty & (slots.holds[heads] == 0) & ~slots.filling[heads]]
         if len(over):

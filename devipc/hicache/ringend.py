@@ -30,6 +30,7 @@ RECHECK_S = 0.05
 """A sleeper looks at the memory at least this often, whether somebody kicked or not."""
 
 _KICKS = 4096
+_AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _ANNOUNCED_S = 0.4e-3
 
 
@@ -103,7 +104,7 @@ class RingEnd(ABC):
         # Each call says that it does not wait: the flag of an eventfd would be the peer's to change, and whoever
         # answers has others to look after.
         with contextlib.suppress(OSError):  # full of kicks already, or the peer is gone
-            self._bell.send(b"\0", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            self._bell.send(b"\0", _AT_ONCE)
 
     def _sleep(self, deadline: float) -> bool:
         """Sleep until kicked, at most until it is time to look again; False when the deadline has passed."""

@@ -281,7 +281,7 @@ class BackupOp(_TransferOp):
         """All pages but those that are there, or do not fit."""
         present = self._tier.present(self.names)
         self.results[: self._fitting] = PageResult.NOT_DONE
-        if not np.count_nonzero(present) and self._fitting == len(present):
+        if self._fitting == len(present) and not present.any():
             return None
         self.results[: self._fitting][present[: self._fitting]] = PageResult.PRESENT
         moving = ~present
