@@ -215,6 +215,7 @@ def test_exporter_killed_amid_opens(new_peer: NewPeer, kind: HandleKind) -> None
 def test_importer_killed_amid_opens(rig: Rig, new_peer: NewPeer, kind: HandleKind) -> None:
     victim, other = new_peer(), new_peer()
     with allocated(rig, MIB, kind, seed=203) as allocation, exported(rig, allocation.ptr, MIB) as extent:
+        victim.call(open_until_refused, **send(extent), nbytes=64 << 10, seed=203, times=3)  # however late it begins
         victim.start(open_until_refused, **send(extent), nbytes=64 << 10, seed=203, times=100_000)
         time.sleep(0.05)
         victim.kill()

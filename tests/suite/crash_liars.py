@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import os
 import struct
 import threading
+from pathlib import Path
 from typing import Any
 
 from devipc.errors import DevIPCError, DriverError, HandleError, ResourceExhausted
@@ -114,23 +116,16 @@ def never_forgives_a_death() -> Backend:
 @caught_by("CRASH-057", "CRASH-203")
 def leases_outlive_their_holder() -> Backend:
     class Memory(Disguise):
-        """Lets one process at a time open an extent, and remembers that one until it closes."""
+        """Lets one process open an extent until that ends; of one that is killed it does not hear."""
 
         def open(self, extent: ExportedExtent) -> Any:
             lease = f"lease-{os.fstat(extent.fds[0]).st_ino}"
             if os.path.exists(lease) and open(lease).read() != str(os.getpid()):  # noqa: SIM115
-                raise DriverError("another process has it open", remedy="close it there")
-            opened = self.inner.open(extent)
+                raise DriverError("another process has it open", remedy="end that")
             with open(lease, "w") as file:
                 file.write(str(os.getpid()))
-            self.__dict__.setdefault("leases", {})[opened.ptr] = lease
-            return opened
-
-        def close(self, opened: OpenedExtent) -> None:
-            lease = self.__dict__.setdefault("leases", {}).pop(opened.ptr, "")
-            self.inner.close(opened)
-            if lease and lease not in self.leases.values():
-                os.unlink(lease)
+            atexit.register(Path(lease).unlink, missing_ok=True)
+            return self.inner.open(extent)
 
     return LyingBackend(memory=Memory)
 
