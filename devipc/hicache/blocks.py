@@ -176,6 +176,9 @@ class BlockSpace:
         """
         lengths = None if isinstance(runs, int) else np.asarray(runs, np.int64)
         needed = runs if isinstance(runs, int) else total(np.asarray(runs))
+        if not needed:
+            none = np.zeros(0, np.int64)
+            return none, none
         if self.lacks(block_nbytes, needed) > 0:
             raise ResourceExhausted(
                 f"{needed} blocks of {block_nbytes} bytes asked, {self.free_blocks(block_nbytes)} are free",

@@ -62,14 +62,16 @@ class Shares:
     def check(self, owner: bytes, nbytes: int, exact: Callable[[], int]) -> None:
         """Raise ResourceExhausted when ``owner`` may not pin ``nbytes`` more; whatever it has pinned twice.
 
-        It is not retryable when so many would be too many alone.
+        Nothing more is always allowed. It is not retryable when so many would be too many alone.
 
         Parameters
         ----------
         exact : callable
             Returns what it would have pinned then, everything once; asked when the sum is too much.
         """
-        if not self.kept_percent or self._pinned[owner] + nbytes <= (most := self.most(owner)) or exact() <= most:
+        if not (self.kept_percent and nbytes):
+            return
+        if self._pinned[owner] + nbytes <= (most := self.most(owner)) or exact() <= most:
             return
         raise ResourceExhausted(
             f"{nbytes} bytes more of the host tier would be kept for this client, {most} may be in all:"

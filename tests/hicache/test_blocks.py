@@ -67,6 +67,18 @@ def test_all_or_nothing() -> None:
     space.audit()
 
 
+@pytest.mark.parametrize("runs", [0, []])
+def test_nothing_is_had_of_a_size_that_has_no_slab_and_of_a_full_space(runs: int | list[int]) -> None:
+    space = BlockSpace([(0, 8 * K)], slab_nbytes=8 * K)
+    for full in (False, True):
+        if full:
+            take(space, 2 * K, [4])
+        heads, slots = space.allocate(K, runs)
+        assert heads.tolist() == slots.tolist() == []
+        space.audit()
+    assert space.sizes() == [2 * K]
+
+
 def test_freeing_twice_is_refused_and_changes_nothing() -> None:
     space = BlockSpace([(0, 8 * K)], slab_nbytes=4 * K)
     first, second = take(space, K, [1, 1])

@@ -183,6 +183,21 @@ def test_a_backup_that_waits_ends_when_so_much_is_not_its_clients_any_more(devic
         newcomer.close(timeout_s=TIMEOUT_S)
 
 
+def test_a_backup_of_which_nothing_fits_any_more_ends_with_that(device: Device) -> None:
+    """Nine tenths of four pages are kept, so that one of eight clients may fill none; nothing was stored before."""
+    with world(device, **tier_of(4, 90)) as it:
+        client, pool = it.client(), it.attention_pool(**SHAPE)
+        handle = it.register(client, pool)
+        others = [it.client() for _ in range(7)]
+        for number in range(2):
+            keys = it.keys(handle, 2, seed=number)
+            some = client.backup(handle, range(1, 3), keys, ready=UNFENCED, partial=True)
+            assert list(done(some)) == [PageResult.NO_ROOM] * 2
+        for other in others:
+            other.close(timeout_s=TIMEOUT_S)
+        filled(it, client, pool, handle, 1, seed=3)
+
+
 def test_what_a_client_may_have_pinned() -> None:
     """Half of 240 bytes is kept: 40 for each of two and one that may come."""
     shares = Shares(240)

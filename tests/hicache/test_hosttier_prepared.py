@@ -9,7 +9,7 @@ import pytest
 from devipc.hicache.index import IndexReader, IndexWriter
 from devipc.hicache.records import Reservation
 from devipc.hicache.results import PageResult
-from tests.hicache.test_hosttier import BLOCK, NAMESPACE, Tier, matrix, names
+from tests.hicache.test_hosttier import BLOCK, NAMESPACE, B, Tier, matrix, names
 
 
 def prepared(tier: Tier, pages: Sequence[bytes]) -> Reservation:
@@ -96,3 +96,21 @@ def test_a_preparation_takes_what_room_the_index_has() -> None:
         assert tier.invalidate([*pages, *names(20)]) == 9
         assert tier.commit(prepared(tier, pages)).tolist() == [PageResult.STORED] * 8
         tier.audit()
+
+
+@pytest.mark.parametrize("runs", [None, []])
+def test_no_pages_are_reserved_of_an_empty_tier(writer: IndexWriter, runs: list[int] | None) -> None:
+    """Also by a client whose share has become less than what it has."""
+    tier = Tier(writer)
+    for crowded in (False, True):
+        if crowded:
+            tier.store(names(*range(8)))
+            tier.hold(tier.holder(), names(*range(8)))
+            tier.shares.kept_percent = 90
+            tier.shares.join(B)
+        for end in (tier.commit, tier.abort):
+            reservation = tier.reserve(tier.holder(), [], namespace=NAMESPACE, block_nbytes=BLOCK, runs=runs)
+            tier.prepare(reservation)
+            end(reservation)
+            tier.audit()
+    assert tier.status()["reservations"] == 0
