@@ -183,8 +183,6 @@ def test_a_client_that_dies_while_its_pages_move() -> None:
         assert not it.ends
 
 
-@pytest.mark.long
-@pytest.mark.chaos
 def test_late_orders_for_an_older_attachment_of_a_client_touch_nothing_of_the_next() -> None:
     with engine_world("host") as it:
         it.start()
@@ -207,6 +205,8 @@ def test_late_orders_for_an_older_attachment_of_a_client_touch_nothing_of_the_ne
             it.process.close_client(it.remote)
 
 
+@pytest.mark.long
+@pytest.mark.chaos
 @pytest.mark.parametrize("strategy", ["event", "polling"])
 def test_a_client_that_stands_still_delays_nobody(strategy: str) -> None:
     """Its ring of signals is full; its jobs end all the same, and what it waits for is reached when it goes on."""
