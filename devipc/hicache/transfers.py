@@ -169,7 +169,7 @@ class _TransferOp(EngineOp, ABC):
         self._nbytes = nbytes
         self._job = self._lane.copies.start(self.pool, self.direction, pages, places, self.fence)
         self._lane.took_off(self.owner, nbytes)
-        self.moves()
+        self.while_copying()
 
     def _time_out(self, doing: str) -> None:
         """Begin the end, or end, because the deadline passed."""
@@ -224,7 +224,7 @@ class _TransferOp(EngineOp, ABC):
     def places(self, moving: npt.NDArray[np.bool_] | None, pages: PageIds) -> Places | None:
         """Return where the host pages of those ``pages`` are; None while there is no room."""
 
-    def moves(self) -> None:
+    def while_copying(self) -> None:
         """Do what can be done while the copies run."""
 
     def copied(self) -> None:
@@ -309,7 +309,7 @@ class BackupOp(_TransferOp):
         self.error = None
         return self._reservation.places
 
-    def moves(self) -> None:
+    def while_copying(self) -> None:
         """Make what will be published."""
         if self._reservation is not None:
             self._tier.prepare(self._reservation)

@@ -164,7 +164,6 @@ def test_a_child_leaves_its_parents_client_alone() -> None:
     code = """
 import os, sys, threading
 from devipc.errors import ForkError
-from devipc.hicache import registry
 from devipc.hicache.api import UNFENCED
 from devipc.registry import load_backend
 from tests.hicache.world import TIMEOUT_S, World

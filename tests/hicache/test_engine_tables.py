@@ -190,6 +190,14 @@ def test_operations_end_as_in_one_process() -> None:
         client.unshare(number=1, generation=1, chunk=0, timeout_s=10)
 
 
+def test_what_a_commit_puts_off_is_done_once_its_client_has_been_told() -> None:
+    with brain() as it:
+        it.backup(2, [1, 2, 3, 4], keys_of(4, 7))
+        assert it.heard.end(2)[0] == "completed"
+        until(lambda: not it.tier._residents.untidy)
+        assert len(it.tier._residents._slot_of) == 4
+
+
 @pytest.mark.chaos
 def test_an_engine_that_dies_fails_what_moves_when_it_is_gone_and_another_goes_on_with_the_tier() -> None:
     with brain() as it:
