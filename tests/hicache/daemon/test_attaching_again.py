@@ -107,6 +107,7 @@ def test_the_engine_is_killed_and_another_serves(scene: Scene) -> None:
     client, handle = scene.client, scene.handle
     restore, pid = scene.stalled_restore(), scene.engine_pid
     waiting = client.backup(handle, [3], scene.it.keys(handle, 1, seed=50), ready=Never())
+    until(lambda: any(name.startswith("backup:waiting") for name in scene.status["operations"]))  # else it is refused
     assert restore.fence is not None
     assert not restore.fence.query()
     os.kill(pid, signal.SIGKILL)
