@@ -22,6 +22,7 @@ def points(results: dict[str, Any], allocation: str, direction: str) -> list[tup
     """Return (tokens in a page, GB/s) of one line."""
     rows = [row for step in (allocation, f"{allocation}_1") for row in results.get(step, {}).get("results", [])]
     mine = [row for row in rows if row["method"] == "cache" and row["direction"] == direction]
+    mine = [row for row in mine if row.get("in_flight", 1) == 1]
     return sorted((row["page_tokens"], row["gb_per_s"]) for row in mine)
 
 
