@@ -21,8 +21,6 @@ Rect = tuple[int, int, int, int, int, int]
 
 _LARGEST = 2**47
 """No address range of a process is longer, and products of two checked values stay far below 2**64."""
-_WIDE_ROW_NBYTES = 32 << 10
-"""From here on one call per row costs less than the array set-up and its overlap check."""
 
 
 def columns_of(array: object, *, name: str, width: int | None = None) -> Any:
@@ -86,26 +84,39 @@ def run_batch(copies: Iterable[tuple[int, int, int]]) -> None:
         move(dst, src, nbytes)
 
 
-def run_rects(copies: Iterable[Rect]) -> None:
+def run_rects(copies: Sequence[Rect]) -> None:
     """Run two-dimensional copies one after the other."""
     np = loaded_numpy()
-    for dst, src, dst_pitch, src_pitch, width, height in copies:
-        if width == 0 or height == 0:
-            continue
-        if dst_pitch == src_pitch == width or height == 1:
-            move(dst, src, width * height)
-        elif np is None or width >= _WIDE_ROW_NBYTES:
+    wide = [copy for copy in copies if copy[4] and copy[5]]
+    if np is None or not wide:
+        for dst, src, dst_pitch, src_pitch, width, height in wide:
             for row in range(height):
                 move(dst + row * dst_pitch, src + row * src_pitch, width)
+        return
+    # One buffer from the first to the last byte for each side: making one for each copy costs more than many copies.
+    targets, sources = _Window(np, wide, 0), _Window(np, wide, 1)
+    for dst, src, dst_pitch, src_pitch, width, height in wide:
+        if dst_pitch == src_pitch == width or height == 1:
+            move(dst, src, width * height)
         else:
             # The widest unit that fits both sides: one element moves many bytes.
             unit = 8 if (dst | src | dst_pitch | src_pitch | width) % 8 == 0 else 1
-            target = _rows(np, dst, dst_pitch, width, height, unit)
-            np.copyto(target, _rows(np, src, src_pitch, width, height, unit))
+            np.copyto(
+                targets.rows(dst, dst_pitch, width, height, unit), sources.rows(src, src_pitch, width, height, unit)
+            )
 
 
-def _rows(np: Any, address: int, pitch: int, width: int, height: int, unit: int) -> Any:
-    """Return the rows as a numpy array of ``unit`` bytes an element, over the memory itself."""
-    span = view_at(address, (height - 1) * pitch + width)
-    dtype = np.uint64 if unit == 8 else np.uint8
-    return np.ndarray((height, width // unit), dtype, buffer=span, strides=(pitch, unit))
+class _Window:
+    """All that one side of ``copies`` reaches over (0: their destinations, 1: sources), as one buffer."""
+
+    def __init__(self, np: Any, copies: Sequence[Rect], side: int) -> None:
+        self._np = np
+        self._start = min(copy[side] for copy in copies)
+        end = max(copy[side] + (copy[5] - 1) * copy[2 + side] + copy[4] for copy in copies)
+        self._span = view_at(self._start, end - self._start)
+
+    def rows(self, address: int, pitch: int, width: int, height: int, unit: int) -> Any:
+        """Return rows as a numpy array of ``unit`` bytes an element, over the memory itself."""
+        np = self._np
+        dtype = np.uint64 if unit == 8 else np.uint8
+        return np.ndarray((height, width // unit), dtype, self._span, address - self._start, (pitch, unit))
