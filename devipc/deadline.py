@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from typing import TypeVar
 
 from devipc.errors import CompletionTimeout, ResourceExhausted
@@ -17,6 +18,7 @@ __all__ = ["bounded", "call_with_deadline", "deadline_after", "no_thread", "rema
 
 T = TypeVar("T")
 _LONGEST_S = 86400.0 * 365
+_around: ContextVar[Callable[[], AbstractContextManager[object]]] = ContextVar("around", default=nullcontext)
 
 
 def deadline_after(timeout_s: float) -> float:
@@ -43,18 +45,30 @@ def no_thread(what: str, error: RuntimeError) -> ResourceExhausted:
     )
 
 
+def _blocked(what: str, timeout_s: float) -> CompletionTimeout:
+    return CompletionTimeout(
+        f"{what} did not return within {timeout_s:g} s",
+        code="driver_blocked",
+        retryable=False,
+        remedy="the driver hangs; check the peer, then restart this process if it does not return",
+    )
+
+
 def call_with_deadline(
     call: Callable[[], T],
     *,
     timeout_s: float,
     what: str,
     undo: Callable[[T], None],
-    around: Callable[[], AbstractContextManager[object]] = nullcontext,
+    unbegun: Callable[[], None] = lambda: None,
+    around: Callable[[], AbstractContextManager[object]] | None = None,
 ) -> T:
     """Run ``call`` in a thread of its own; give it up after ``timeout_s``.
 
     A call that returns after it was given up, at the deadline or by an interrupt, is undone by that thread, so that
-    nothing stays behind. Call and undo are made in what ``around`` returns.
+    nothing stays behind; one that was given up before it began never begins. Where there is no thread, or no beginning,
+    ``unbegun`` is called instead. Call and undo are made in what ``around`` returns; when it is None, in what the call
+    is made in that this one is a part of.
 
     Raises
     ------
@@ -67,35 +81,41 @@ def call_with_deadline(
     lock = threading.Lock()
     outcome: list[T] = []
     failure: list[BaseException] = []
-    abandoned = False
+    abandoned = threading.Event()
+    entered = around or _around.get()
 
     def run() -> None:
-        with around():
+        _around.set(entered)
+        with entered():
             attempt()
         done.set()
 
     def attempt() -> None:
+        if abandoned.is_set():  # if only later, what was entered is not left before the call is undone
+            unbegun()
+            return
         try:
             result = call()
         except BaseException as error:
             failure.append(error)
         else:
             with lock:
-                late = abandoned
+                late = abandoned.is_set()
                 if not late:
                     outcome.append(result)
             if late:
                 undo(result)
 
     def give_up() -> bool:
-        nonlocal abandoned
         with lock:
-            abandoned = not outcome and not failure
-        return abandoned
+            if not outcome and not failure:
+                abandoned.set()
+        return abandoned.is_set()
 
     try:
         threading.Thread(target=run, name=f"devipc-{what}", daemon=True).start()
     except RuntimeError as error:
+        unbegun()
         raise no_thread(what, error) from error
     try:
         in_time = done.wait(timeout_s)
@@ -104,12 +124,7 @@ def call_with_deadline(
             undo(outcome[0])
         raise
     if not in_time and give_up():
-        raise CompletionTimeout(
-            f"{what} did not return within {timeout_s:g} s",
-            code="driver_blocked",
-            retryable=False,
-            remedy="the driver hangs; check the peer, then restart this process if it does not return",
-        )
+        raise _blocked(what, timeout_s)
     if failure:
         raise failure[0]
     return outcome[0]

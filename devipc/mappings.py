@@ -24,7 +24,7 @@ from devipc.errors import (
     UsageError,
 )
 from devipc.interfaces.memory import DeviceMemoryIPC
-from devipc.opening import open_extents
+from devipc.opening import close_extents, open_extents
 from devipc.types import OpenedExtent
 from devipc.wire import MemoryHandle
 
@@ -117,6 +117,8 @@ class MappingCache:
     driving : callable
         Returns what is entered for as long as something may be mapped or unmapped, by the thread that does it, without
         a lock. An open that is given up stays in it until the driver has returned.
+    on_refused : callable
+        Called in there with what kept the driver from unmapping something, which stays mapped; on any thread.
     """
 
     def __init__(
@@ -127,12 +129,14 @@ class MappingCache:
         idle_limit: int = 8,
         on_unmapped: Callable[[Mapping], None] = lambda _mapping: None,
         driving: Callable[[], AbstractContextManager[object]] = nullcontext,
+        on_refused: Callable[[Exception], None] = lambda _error: None,
     ) -> None:
         self._memory = memory
         self._instance = instance
         self._idle_limit = idle_limit
         self._on_unmapped = on_unmapped
         self._driving = driving
+        self._on_refused = on_refused
         self._lock = threading.Condition()
         self._mappings: OrderedDict[Key, Mapping] = OrderedDict()
         self._opening: set[Key] = set()
@@ -328,7 +332,9 @@ class MappingCache:
             made[key] = Mapping(key, OpenedExtent(*found, token=None), local=True, lease=lease)
         if foreign:
             extents = [missing[key][0].extent for key in foreign]
-            opened = open_extents(self._memory, extents, timeout_s=timeout_s, driving=self._driving)
+            opened = open_extents(
+                self._memory, extents, timeout_s=timeout_s, driving=self._driving, on_refused=self._on_refused
+            )
             for key, one in zip(foreign, opened, strict=True):
                 made[key] = Mapping(key, one, local=False, lease=missing[key][1])
         return made
@@ -352,13 +358,9 @@ class MappingCache:
         return dropped
 
     def _unmap(self, dropped: list[Mapping]) -> None:
-        failures = []
-        for mapping in dropped:
-            try:
-                if not mapping.local:
-                    self._memory.close(mapping.opened)
-            except DevIPCError as error:
-                failures.append(error)
-            self._on_unmapped(mapping)
-        if failures:
-            raise failures[0]
+        try:
+            foreign = [mapping.opened for mapping in dropped if not mapping.local]
+            close_extents(self._memory, foreign, on_refused=self._on_refused)
+        finally:
+            for mapping in dropped:
+                self._on_unmapped(mapping)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from devipc.capabilities import Capability
 from devipc.deadline import call_with_deadline
@@ -16,7 +16,7 @@ from devipc.errors import CapabilityError, DevIPCError, DriverError, ResourceExh
 from devipc.interfaces.memory import DeviceMemoryIPC, SideBySide
 from devipc.types import ExportedExtent, HandleKind, OpenedExtent
 
-__all__ = ["duplicate_fds", "open_extents", "placement"]
+__all__ = ["close_extents", "duplicate_fds", "open_extents", "placement"]
 
 
 def duplicate_fds(fds: Sequence[int]) -> tuple[int, ...]:
@@ -57,11 +57,12 @@ def open_extents(
     *,
     timeout_s: float,
     driving: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+    on_refused: Callable[[Exception], None] = lambda _error: None,
 ) -> tuple[OpenedExtent, ...]:
     """Map all of ``extents`` or none; each is closed on its own later. Their descriptors stay the caller's.
 
     Runs on a thread of its own, which outlives this call, and then undoes what it did, when the driver does not return
-    in time. That thread is in what ``driving`` returns for as long.
+    in time. That thread is in what ``driving`` returns for as long. ``on_refused`` as for :func:`close_extents`.
 
     Raises
     ------
@@ -76,33 +77,43 @@ def open_extents(
     for extent in extents:
         owned.append(ExportedExtent(extent.kind, extent.chunks, fds[at : at + len(extent.fds)]))
         at += len(extent.fds)
-    begun = False
+
+    def close_fds() -> None:
+        for fd in fds:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def around() -> Iterator[None]:
+        with driving():
+            try:
+                yield
+            except Exception as error:  # of an undo, also of one that a backend has for a part of its own
+                on_refused(error)
+                raise
 
     def open_all() -> tuple[OpenedExtent, ...]:
-        nonlocal begun
-        begun = True
         try:
-            return _open_all(memory, owned)
+            return _open_all(memory, owned, on_refused)
         finally:
-            for fd in fds:
-                os.close(fd)
+            close_fds()
 
-    try:
-        opened = call_with_deadline(
-            open_all, timeout_s=timeout_s, what="open", undo=lambda all_: _close(memory, all_), around=driving
-        )
-    except ResourceExhausted:
-        if not begun:  # no thread: nobody else closes them
-            for fd in fds:
-                os.close(fd)
-        raise
+    opened = call_with_deadline(
+        open_all,
+        timeout_s=timeout_s,
+        what="open",
+        undo=lambda all_: close_extents(memory, all_),
+        unbegun=close_fds,
+        around=around,
+    )
     if any(one.nbytes != extent.nbytes for one, extent in zip(opened, extents, strict=True)):
-        _close(memory, opened)
+        close_extents(memory, opened, on_refused=on_refused)
         raise DriverError("the driver mapped another length than was shared", code="short_mapping")
     return opened
 
 
-def _open_all(memory: DeviceMemoryIPC, extents: Sequence[ExportedExtent]) -> tuple[OpenedExtent, ...]:
+def _open_all(
+    memory: DeviceMemoryIPC, extents: Sequence[ExportedExtent], on_refused: Callable[[Exception], None]
+) -> tuple[OpenedExtent, ...]:
     if len({extent.kind for extent in extents}) == 1 < len(extents) and isinstance(memory, SideBySide):
         with contextlib.suppress(CapabilityError):  # a kind that the driver places itself: one by one
             return memory.open_side_by_side(extents)
@@ -112,18 +123,24 @@ def _open_all(memory: DeviceMemoryIPC, extents: Sequence[ExportedExtent]) -> tup
             opened.append(memory.open(extent))
     except BaseException:
         with contextlib.suppress(DevIPCError):  # what the open met is the cause
-            _close(memory, opened)
+            close_extents(memory, opened, on_refused=on_refused)
         raise
     return tuple(opened)
 
 
-def _close(memory: DeviceMemoryIPC, opened: Sequence[OpenedExtent]) -> None:
-    """Close all; every one is tried, and the first refusal is raised."""
-    failures: list[DevIPCError] = []
+def close_extents(
+    memory: DeviceMemoryIPC,
+    opened: Sequence[OpenedExtent],
+    *,
+    on_refused: Callable[[Exception], None] = lambda _error: None,
+) -> None:
+    """Close all, whatever is refused: ``on_refused`` hears of each that stays mapped, and the first is raised."""
+    failures: list[Exception] = []
     for one in opened:
         try:
             memory.close(one)
-        except DevIPCError as error:
+        except Exception as error:
             failures.append(error)
+            on_refused(error)
     if failures:
         raise failures[0]

@@ -263,11 +263,20 @@ class Endpoint(ABC):
 
     def new_mapping_cache(self, *, on_unmapped: Callable[[Mapping], None]) -> MappingCache:
         """Return an import cache for one peer."""
-        return MappingCache(self._memory, instance=self.instance, on_unmapped=on_unmapped, driving=self.driving)
+        return MappingCache(
+            self._memory,
+            instance=self.instance,
+            on_unmapped=on_unmapped,
+            driving=self.driving,
+            on_refused=self.not_unmapped,
+        )
 
     def driving(self) -> AbstractContextManager[object]:
         """Return what is entered, without a lock, by a thread that opens or closes what a peer shares, for as long."""
         return nullcontext()
+
+    def not_unmapped(self, error: Exception) -> None:  # noqa: B027 - whoever waits for it hears it too
+        """Hear, in :meth:`driving` and on any thread, why a peer's memory stays mapped that nobody uses any more."""
 
     def facts(self) -> dict[str, str]:
         """Return what peers are told about this end besides its environment."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from devipc.calltrace import observe
 from devipc.deadline import call_with_deadline
-from devipc.errors import ClosedError, CompletionTimeout, StaleError, UsageError
+from devipc.errors import ClosedError, CompletionTimeout, DevIPCError, DriverError, StaleError, UsageError
 from devipc.interfaces.memory import DeviceMemoryIPC
 from devipc.mappings import Mapping, MappingCache, local_exports
 from devipc.registry import load_backend
@@ -174,3 +175,152 @@ def test_a_thousand_cycles_leak_nothing(memory: DeviceMemoryIPC, extents: list[E
 def _maps() -> int:
     with open("/proc/self/maps") as lines:
         return sum(1 for _ in lines)
+
+
+# --- what is given up, and what a driver does not unmap ---------------------------------------------------------------
+
+
+class Driving:
+    """What a cache is driving in: how many threads are, and what each of them can be kept from entering by."""
+
+    def __init__(self, before: Callable[[], None] = lambda: None) -> None:
+        self.inside = 0
+        self.refused: list[tuple[str, int]] = []
+        self._before = before
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        self._before()
+        with self._changed:
+            self.inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.inside -= 1
+                self._changed.notify_all()
+
+    def on_refused(self, error: Exception) -> None:
+        self.refused.append((str(error), self.inside))
+
+    def wait_left(self) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: not self.inside, 10)
+
+
+class Refusing:
+    """The host's memory interface, which unmaps and says that it did not; ``opening(number)`` precedes each open."""
+
+    def __init__(self, real: DeviceMemoryIPC, opening: Callable[[int], None] = lambda _number: None) -> None:
+        self._real = real
+        self._opening = opening
+        self._opened = 0
+
+    def open(self, extent: ExportedExtent) -> OpenedExtent:
+        self._opened += 1
+        self._opening(self._opened)
+        return self._real.open(extent)
+
+    def close(self, opened: OpenedExtent) -> None:
+        self._real.close(opened)
+        raise DriverError("unmap failed")
+
+
+def test_an_open_that_is_given_up_before_it_began_never_begins(
+    memory: DeviceMemoryIPC, extents: list[ExportedExtent]
+) -> None:
+    let_go, entered = threading.Event(), threading.Event()
+    calls: list[str] = []
+
+    def before() -> None:
+        if threading.current_thread().name == "devipc-open":
+            let_go.wait(20)
+            entered.set()
+
+    driving = Driving(before)
+    cache = MappingCache(memory, instance=ME, driving=driving)
+    fds = len(os.listdir("/proc/self/fd"))
+    with observe(calls.append):
+        with pytest.raises(CompletionTimeout):
+            cache.acquire(handle(extents[0], 1), timeout_s=0.1)
+        assert (driving.inside, calls) == (0, [])
+        let_go.set()
+        assert entered.wait(5)
+        for thread in threading.enumerate():
+            if thread.name == "devipc-open":
+                thread.join(5)
+    assert calls == []
+    assert len(os.listdir("/proc/self/fd")) == fds
+    cache.close()
+
+
+def test_an_open_within_an_open_is_where_that_is_for_as_long_as_it_lasts() -> None:
+    let_go, began = threading.Event(), threading.Event()
+    driving = Driving()
+
+    def stuck() -> int:
+        began.set()
+        let_go.wait(20)
+        return 1
+
+    def of_a_backend() -> int:
+        return call_with_deadline(stuck, timeout_s=0.1, what="open", undo=lambda _opened: None)
+
+    with pytest.raises(CompletionTimeout):
+        call_with_deadline(of_a_backend, timeout_s=10, what="open", undo=lambda _opened: None, around=driving)
+    assert began.is_set()
+    assert driving.inside == 1
+    let_go.set()
+    driving.wait_left()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_who_drives_hears_that_an_open_which_was_given_up_is_not_undone(
+    memory: DeviceMemoryIPC, extents: list[ExportedExtent]
+) -> None:
+    let_go, driving = threading.Event(), Driving()
+
+    def opening(_number: int) -> None:
+        let_go.wait(20)
+
+    stuck = Refusing(memory, opening)
+    cache = MappingCache(stuck, instance=ME, driving=driving, on_refused=driving.on_refused)  # type: ignore[arg-type]
+    with pytest.raises(CompletionTimeout):
+        cache.acquire(handle(extents[0], 1), timeout_s=0.1)
+    assert (driving.inside, driving.refused) == (1, [])
+    let_go.set()
+    driving.wait_left()
+    assert [error for error, _ in driving.refused] == ["unmap failed"]
+    assert driving.refused[0][1] == 1, "heard only when nothing seems to be under way any more"
+
+
+@pytest.mark.parametrize("what", ["open_fails", "stale", "released"])
+def test_who_drives_hears_of_what_is_not_unmapped(
+    memory: DeviceMemoryIPC, extents: list[ExportedExtent], what: str
+) -> None:
+    driving = Driving()
+
+    def opening(number: int) -> None:
+        if what == "open_fails" and number == 2:
+            raise DriverError("open failed")
+        if what == "stale":
+            cache.peer_died(PEER)
+
+    cache = MappingCache(
+        Refusing(memory, opening),  # type: ignore[arg-type]
+        instance=ME,
+        idle_limit=0,
+        driving=driving,
+        on_refused=driving.on_refused,
+    )
+
+    def use() -> None:
+        for mapping, _ in cache.acquire_all([handle(extents[n], n) for n in (1, 2)], timeout_s=5, leases=[1, 2]):
+            cache.release(mapping)
+
+    with pytest.raises(DevIPCError):
+        use()
+    assert [error for error, _ in driving.refused[:1]] == ["unmap failed"]
+    assert all(inside for _, inside in driving.refused)
+    assert driving.inside == 0

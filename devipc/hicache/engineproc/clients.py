@@ -18,15 +18,7 @@ from typing import Any
 from devipc.channel.link import PeerState
 from devipc.completion import Fence
 from devipc.deadline import deadline_after, remaining
-from devipc.errors import (
-    BoundsError,
-    ClosedError,
-    CompletionTimeout,
-    DevIPCError,
-    PeerGone,
-    StaleError,
-    UsageError,
-)
+from devipc.errors import BoundsError, ClosedError, CompletionTimeout, DevIPCError, PeerGone, StaleError, UsageError
 from devipc.hicache.engineproc.timeline import Timeline
 from devipc.hicache.layout import PoolLayout
 from devipc.hicache.localcopies import LocalCarrier
@@ -65,9 +57,15 @@ class MappedPool:
 
 
 class _Exporter(Exporter):
-    def __init__(self, path: str, driving: Callable[[], AbstractContextManager[object]], **options: Any) -> None:
-        self.driving = driving  # type: ignore[method-assign]
+    def __init__(self, path: str, client: EngineClient, **options: Any) -> None:
+        self._client = client
         super().__init__(path, **options)
+
+    def driving(self) -> AbstractContextManager[object]:
+        return self._client.driving()
+
+    def not_unmapped(self, error: Exception) -> None:
+        self._client.lose(error)
 
 
 class EngineClient:
@@ -120,7 +118,7 @@ class EngineClient:
         self._closing = self._maps_no_more = False
         self._exporter = _Exporter(
             os.path.join(folder, f"engine-{os.getpid()}-{secrets.token_hex(4)}.sock"),
-            self._driving,
+            self,
             backend=backend,
             device=device_uuid,
             strategy=strategy or None,
@@ -134,7 +132,8 @@ class EngineClient:
         return self._exporter.path
 
     @contextmanager
-    def _driving(self) -> Iterator[None]:
+    def driving(self) -> Iterator[None]:
+        """Count, and show in the pulse, a call of the driver."""
         with self._pulse.beside():
             with self._changed:
                 self._calls += 1
@@ -227,11 +226,12 @@ class EngineClient:
         """
         with self._changed:
             pool = self._pools.get(key)
-            found = pool is not None and pool.number == number
-            if pool is not None and found:
+            if pool is not None and pool.number != number:
+                pool = None
+            if pool is not None:
                 pool.closing = True
                 pool.told.append(done)
-        if pool is not None and found:
+        if pool is not None:
             self._unmap_unused(pool)
         else:
             done()
@@ -265,19 +265,16 @@ class EngineClient:
             tell()
 
     def _close_all(self, memories: list[RemoteMemory]) -> None:
-        """Unmap. What the driver does not unmap, only the end of the process does."""
-        failures = []
         for memory in memories:
             try:
                 memory.close()
-            except DevIPCError as error:
-                _log.error("memory of a client was not unmapped: %s", error)
-                failures.append(error)
             except Exception as error:  # whoever waits for it would wait for ever
-                _log.exception("a defect while memory of a client was unmapped")
-                failures.append(defect(error))
-        if failures:
-            self._carrier.lose(failures[0])
+                self.lose(error)
+
+    def lose(self, error: Exception) -> None:
+        """End the engine: what the driver does not unmap, only the end of the process does."""
+        _log.error("memory of a client was not unmapped", exc_info=error)
+        self._carrier.lose(defect(error))
 
     # --- ready fences ---
 
@@ -291,7 +288,7 @@ class EngineClient:
                     self._ready[number] = fence
                     spent = [self._ready.pop(next(iter(self._ready)))] if len(self._ready) > _MAX_READY_FENCES else []
                 for one in spent:
-                    with self._driving():
+                    with self.driving():
                         one.close(0.0)
             return fence
 
