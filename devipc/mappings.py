@@ -113,7 +113,7 @@ class MappingCache:
     idle_limit : int
         Idle mappings to keep; used ones are never dropped and never counted.
     on_unmapped : callable
-        Called with the mapping after each driver unmap, on the thread that did it.
+        Called with the mapping after each driver unmap, on the thread that did it, when it drives no more.
     driving : callable
         Returns what is entered for as long as something may be mapped or unmapped, by the thread that does it, without
         a lock. An open that is given up stays in it until the driver has returned.
@@ -165,12 +165,19 @@ class MappingCache:
         CompletionTimeout
             When the driver's open did not return.
         """
-        with self._driving():
-            return self._acquire_all(handles, deadline_after(timeout_s), leases)
+        taken: list[Mapping] = []
+        try:
+            with self._driving():
+                return self._acquire_all(handles, deadline_after(timeout_s), leases, taken)
+        except BaseException:
+            if taken:
+                self._release_all(taken)
+            raise
 
     def _acquire_all(
-        self, handles: Sequence[MemoryHandle], deadline: float, leases: Sequence[Hashable]
+        self, handles: Sequence[MemoryHandle], deadline: float, leases: Sequence[Hashable], taken: list[Mapping]
     ) -> list[tuple[Mapping, bool]]:
+        """Add to ``taken`` what is counted; after an error, it is to be released."""
         keys = [(handle.instance, handle.generation, handle.export_id) for handle in handles]
         with self._lock:
             self._check_all(handles)
@@ -180,7 +187,6 @@ class MappingCache:
                 )
             self._check_all(handles)
             missing: dict[Key, tuple[MemoryHandle, Hashable]] = {}
-            taken: list[Mapping] = []
             for key, handle, lease in zip(keys, handles, leases, strict=True):
                 mapping = self._mappings.get(key)
                 if mapping is None:
@@ -198,7 +204,6 @@ class MappingCache:
             with self._lock:
                 self._opening.difference_update(missing)
                 self._lock.notify_all()
-            self._release_all(taken)
             raise
         return self._made(keys, missing, made, taken)
 
@@ -209,7 +214,7 @@ class MappingCache:
         made: dict[Key, Mapping],
         taken: list[Mapping],
     ) -> list[tuple[Mapping, bool]]:
-        """Keep what was mapped, unless it has become stale meanwhile; then give back all that was taken."""
+        """Keep what was mapped; raise when it has become stale meanwhile."""
         refused: DevIPCError | None = None
         found: list[tuple[Mapping, bool]] = []
         with self._lock:
@@ -231,13 +236,8 @@ class MappingCache:
                     refused = error
                     made[key].stale = error.message
         if refused is not None:
-            self._release_all(taken)
             raise refused
         return found
-
-    def _release_all(self, taken: Sequence[Mapping]) -> None:
-        for mapping in taken:
-            self.release(mapping)
 
     def holds(self, lease: Hashable) -> bool:
         """Return whether a mapping holds ``lease``: it is due only when that has been unmapped."""
@@ -246,10 +246,14 @@ class MappingCache:
 
     def release(self, mapping: Mapping) -> None:
         """Give one use back. The last use of a stale mapping unmaps it; of a valid one makes it idle."""
+        self._release_all([mapping])
+
+    def _release_all(self, taken: Sequence[Mapping]) -> None:
         with self._changing():
-            if mapping.users <= 0:
-                raise UsageError("a mapping was released more often than acquired", code="double_release")
-            mapping.users -= 1
+            for mapping in taken:
+                if mapping.users <= 0:
+                    raise UsageError("a mapping was released more often than acquired", code="double_release")
+                mapping.users -= 1
 
     def new_generation(self, instance: bytes, generation: int) -> None:
         """Invalidate everything of ``instance`` that is older than ``generation``, at once."""
@@ -341,12 +345,18 @@ class MappingCache:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Change something with the lock, then unmap what is unused by then."""
-        with self._driving():
-            with self._lock:
-                yield
-                dropped = self._collect()
-            self._unmap(dropped)
+        """Change something with the lock, then unmap what is unused by then, then tell who lent it."""
+        dropped: list[Mapping] = []
+        try:
+            with self._driving():
+                with self._lock:
+                    yield
+                    dropped = self._collect()
+                foreign = [mapping.opened for mapping in dropped if not mapping.local]
+                close_extents(self._memory, foreign, on_refused=self._on_refused)
+        finally:
+            for mapping in dropped:
+                self._on_unmapped(mapping)
 
     def _collect(self) -> list[Mapping]:
         idle = [mapping for mapping in self._mappings.values() if not mapping.users]
@@ -356,11 +366,3 @@ class MappingCache:
         for mapping in dropped:
             del self._mappings[mapping.key]
         return dropped
-
-    def _unmap(self, dropped: list[Mapping]) -> None:
-        try:
-            foreign = [mapping.opened for mapping in dropped if not mapping.local]
-            close_extents(self._memory, foreign, on_refused=self._on_refused)
-        finally:
-            for mapping in dropped:
-                self._on_unmapped(mapping)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import pytest
 
@@ -324,3 +324,33 @@ def test_who_drives_hears_of_what_is_not_unmapped(
     assert [error for error, _ in driving.refused[:1]] == ["unmap failed"]
     assert all(inside for _, inside in driving.refused)
     assert driving.inside == 0
+
+
+@pytest.mark.parametrize("what", ["stale", "released", "closed"])
+def test_who_lent_it_hears_of_an_unmap_when_nobody_drives_any_more(
+    memory: DeviceMemoryIPC, extents: list[ExportedExtent], what: str
+) -> None:
+    """It may stand still, and take nothing for seconds: that is no driver that hangs."""
+    driving = Driving()
+    heard: list[tuple[Hashable, int]] = []
+
+    class Real(Refusing):
+        def close(self, opened: OpenedExtent) -> None:
+            self._real.close(opened)
+
+    def opening(_number: int) -> None:
+        if what == "stale":
+            cache.peer_died(PEER)
+
+    cache = MappingCache(
+        Real(memory, opening),  # type: ignore[arg-type]
+        instance=ME,
+        idle_limit=0 if what == "released" else 8,
+        on_unmapped=lambda mapping: heard.append((mapping.lease, driving.inside)),
+        driving=driving,
+    )
+    with pytest.raises(StaleError) if what == "stale" else nullcontext():
+        for mapping, _ in cache.acquire_all([handle(extents[n], n) for n in (1, 2)], timeout_s=5, leases=[1, 2]):
+            cache.release(mapping)
+    cache.close()
+    assert heard == [(1, 0), (2, 0)]
