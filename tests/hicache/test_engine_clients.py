@@ -116,3 +116,16 @@ def test_an_open_that_was_given_up_and_is_not_undone_ends_the_engine(world: Worl
         world.memory.let_go.set()
         assert world.client.wait_unmapped(TIMEOUT_S)
         assert [error.message for error in world.lost[:1]] == ["unmap failed"]
+
+
+def test_a_client_closes_also_when_the_driver_does_not_unmap_what_it_keeps(world: World) -> None:
+    with world.session() as peer:
+        peer.mappings.set_idle_limit(8)
+        world.memory.let_go.set()
+        for memory in peer.open_all(NAMES):
+            memory.close()
+        assert peer.mappings.stats()["idle"] == len(NAMES)
+        assert not world.lost
+        world.client.close_pools()
+        assert world.client.wait_unmapped(TIMEOUT_S)
+        assert [error.message for error in world.lost[:1]] == ["unmap failed"]

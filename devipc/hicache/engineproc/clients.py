@@ -10,7 +10,7 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +27,7 @@ from devipc.hicache.pulse import Pulse
 from devipc.hicache.results import defect, fresh
 from devipc.hicache.slots import Slots
 from devipc.interfaces.backend import Backend
+from devipc.mappings import MappingCache
 from devipc.session import Exporter, RemoteMemory
 from devipc.session.events import PeerEvent
 from devipc.session.peer import Peer
@@ -264,7 +265,7 @@ class EngineClient:
         for tell in pool.told:
             tell()
 
-    def _close_all(self, memories: list[RemoteMemory]) -> None:
+    def _close_all(self, memories: Sequence[RemoteMemory | MappingCache]) -> None:
         for memory in memories:
             try:
                 memory.close()
@@ -317,7 +318,7 @@ class EngineClient:
                 pool.closing = True
             self._changed.notify_all()
         if peer is not None:  # which may be asked for a pool just now, and not answer
-            peer.mappings.close()
+            self._close_all([peer.mappings])
         with self._changed:
             self._maps_no_more = True
             self._changed.notify_all()
@@ -372,8 +373,7 @@ class Clients:
 
     def get(self, client_id: bytes) -> EngineClient:
         """Return a client; raises StaleError for one that is not open."""
-        with self._lock:
-            client = self._clients.get(client_id)
+        client = self.find(client_id)
         if client is None:
             raise StaleError("the client is not open", remedy="open it first")
         return client
