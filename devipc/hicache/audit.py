@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from devipc.hicache.blocks import BlockSpace
+from devipc.hicache.blocks import ALIGN_NBYTES, BlockSpace
 from devipc.hicache.records import Hold, Reservation
 
 __all__ = ["differences"]
@@ -33,6 +33,7 @@ def differences(
     checks |= {
         "extents": np.array_equal(np.flatnonzero(needed), heads),
         "pages": np.array_equal(slots, np.flatnonzero(columns.visible[: columns.count])),
+        "sizes": bool((-(-columns.page_nbytes[slots] // ALIGN_NBYTES) * ALIGN_NBYTES == columns.size[slots]).all()),
         "names": columns.name[slots].tolist() == sorted(pages, key=pages.__getitem__),
     }
     return [name for name, holds_true in checks.items() if not holds_true]

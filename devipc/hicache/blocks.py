@@ -76,14 +76,14 @@ class Slots:
     holds, filling, live, used, space : numpy.ndarray
         Of an extent, kept by the tier: holders, whether it is being filled, pages that can be found, when it was used
         last, and the number of its namespace.
-    visible, name : numpy.ndarray
-        Of a page, kept by the tier: whether it can be found, and as what.
+    visible, name, page_nbytes : numpy.ndarray
+        Of a page, kept by the tier: whether it can be found, as what, and how many bytes of its block it has.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.offset, self.slab, self.size, self.head, self.span = (np.zeros(0, np.int64) for _ in range(5))
-        self.holds, self.live, self.used, self.space = (np.zeros(0, np.int64) for _ in range(4))
+        self.holds, self.live, self.used, self.space, self.page_nbytes = (np.zeros(0, np.int64) for _ in range(5))
         self.free, self.filling, self.visible = (np.zeros(0, np.bool_) for _ in range(3))
         self.name: npt.NDArray[np.object_] = np.zeros(0, np.object_)
 

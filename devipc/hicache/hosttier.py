@@ -102,7 +102,7 @@ class HostTier:
         names: Sequence[bytes],
         *,
         namespace: bytes,
-        block_nbytes: int,
+        page_nbytes: int,
         runs: Sequence[int] | I64 | None = None,
     ) -> Reservation:
         """Take blocks for pages that are about to be written: for all of them, or for none.
@@ -115,6 +115,8 @@ class HostTier:
             Whose operation it is; named when the blocks are in somebody's way.
         names : sequence of bytes
             The pages.
+        page_nbytes : int
+            Size of each.
         runs : sequence or array of int, or None
             Lengths of neighbouring pages, which are stored as extents; None: each page is one by itself.
 
@@ -128,16 +130,20 @@ class HostTier:
         if lengths is not None and (pages := total(lengths)) != len(names):
             raise UsageError(f"runs of {pages} pages for {len(names)} names", remedy="count every page once")
         with self._lock:
+            block_nbytes = self.block_of(page_nbytes)
             nbytes = block_nbytes * len(names)
             self.shares.check(holder[0], nbytes, lambda: nbytes + self._pinned_once(holder[0]))
             self._make_room(block_nbytes, len(names))
             heads, slots = self._space.allocate(block_nbytes, len(names) if lengths is None else lengths)
             columns = self._slots
             columns.filling[heads] = True
+            columns.page_nbytes[slots] = page_nbytes
             columns.space[heads] = self._spaces.setdefault(namespace, len(self._spaces) + 1)
             flushes = self._flushes.get(namespace, 0)
             places = Places.of(slots, columns.head[slots] if slots is not heads else slots, columns)
-            reservation = Reservation(holder, names, namespace, heads, slots, places, self._changes, flushes, nbytes)
+            reservation = Reservation(
+                holder, names, namespace, page_nbytes, heads, slots, places, self._changes, flushes, nbytes
+            )
             self._open.add(reservation)
             self.shares.take(holder[0], nbytes)
         return reservation
@@ -223,7 +229,13 @@ class HostTier:
     # --- holding -----------------------------------------------------------------------------------------------------
 
     def hold(
-        self, holder: Holder, names: Sequence[bytes], *, lease_s: float | None = None, partial: bool = True
+        self,
+        holder: Holder,
+        names: Sequence[bytes],
+        *,
+        page_nbytes: int,
+        lease_s: float | None = None,
+        partial: bool = True,
     ) -> tuple[npt.NDArray[np.bool_], Places]:
         """Keep the pages among ``names`` that are here from being evicted, until :meth:`release`.
 
@@ -231,6 +243,8 @@ class HostTier:
         ----------
         holder : Holder
             In use by no other hold.
+        page_nbytes : int
+            Size of the pages that are asked for: one of another size under such a name is not here.
         lease_s : float or None
             Seconds after which :meth:`expire` releases them, should nobody do it; None: never.
         partial : bool
@@ -246,7 +260,7 @@ class HostTier:
         with self._lock:
             if holder in self._holds:
                 raise UsageError(f"operation {holder[1]} holds pages already", code="duplicate", remedy="count ids up")
-            slots = self._residents.slots(names)
+            slots = self._residents.slots(names, page_nbytes)
             hit = slots >= 0
             if np.count_nonzero(hit) < len(hit):
                 slots = slots[hit]
@@ -302,12 +316,12 @@ class HostTier:
 
     # --- asking and taking away --------------------------------------------------------------------------------------
 
-    def present(self, names: Sequence[bytes]) -> npt.NDArray[np.bool_]:
-        """Return which pages are here now, and count that as a use."""
+    def present(self, names: Sequence[bytes], page_nbytes: int) -> npt.NDArray[np.bool_]:
+        """Return which pages of this size are here now, and count that as a use."""
         with self._lock:
             if self._residents.slot_of.keys().isdisjoint(names):
                 return np.zeros(len(names), np.bool_)
-            slots = self._residents.slots(names)
+            slots = self._residents.slots(names, page_nbytes)
             self._idle.use(self._slots.head[slots[slots >= 0]])
         return np.asarray(slots >= 0)
 

@@ -81,13 +81,14 @@ class Reservation:
         int64: the extents, and a slot for each page.
     places : Places
         One entry a page, in the order of the names.
-    nbytes : int
-        Size of the blocks.
+    page_nbytes, nbytes : int
+        Size of each page, and of all blocks.
     """
 
     holder: Holder
     names: Sequence[bytes]
     namespace: bytes
+    page_nbytes: int
     heads: I64
     slots: I64
     places: Places
@@ -96,14 +97,18 @@ class Reservation:
     nbytes: int
 
     def outcome(
-        self, pages: Mapping[bytes, int], invalidated: Mapping[bytes, int], *, stale: bool
+        self, pages: Mapping[bytes, int], sizes: I64, invalidated: Mapping[bytes, int], *, stale: bool
     ) -> tuple[Results, Sequence[bytes]]:
         """Return what becomes of each page, and those that are stored: what is there already is not entered again.
 
+        A page whose name is that of one of another size is dropped.
+
         Parameters
         ----------
-        pages, invalidated : mapping
-            Pages that are there; when those that nobody may find any more were invalidated.
+        pages, sizes : mapping and array
+            Slots of the pages that are there, and the bytes of a page in each slot.
+        invalidated : mapping
+            When those that nobody may find any more were invalidated.
         stale : bool
             The namespace was flushed meanwhile.
         """
@@ -118,7 +123,10 @@ class Reservation:
         for at, name in enumerate(names):
             if invalidated.get(name, -1) > self.started:
                 results[at] = PageResult.DROPPED
-            elif name in pages or name in met:
+            elif name in pages:
+                fits = sizes[pages[name]] == self.page_nbytes
+                results[at] = PageResult.PRESENT if fits else PageResult.DROPPED
+            elif name in met:
                 results[at] = PageResult.PRESENT
             else:
                 met[name] = None

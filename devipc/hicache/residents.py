@@ -81,9 +81,13 @@ class Residents:
             self._slot_of.update(slots)
             self._index.keep_draft(draft)
 
-    def slots(self, names: Sequence[bytes]) -> I64:
-        """Return the slot of each page, -1 for those that are not here."""
-        return np.fromiter(map(self.slot_of.get, names, repeat(-1)), np.int64, len(names))
+    def slots(self, names: Sequence[bytes], page_nbytes: int | None = None) -> I64:
+        """Return the slot of each page, -1 for those that are not here, or have another size than this."""
+        slot_of = self.slot_of
+        found = np.fromiter(map(slot_of.get, names, repeat(-1)), np.int64, len(names))
+        if page_nbytes is not None and slot_of:
+            found[self._columns.page_nbytes[found] != page_nbytes] = -1  # what is not here stays that
+        return found
 
     def prepare(self, reservation: Reservation) -> None:
         """Do what can be done before the bytes are in place. Nobody finds any of it."""
@@ -123,7 +127,7 @@ class Residents:
                 self._columns.live[reservation.heads] = self._columns.span[reservation.heads]
                 return prepared.results
         self.drop(reservation)
-        results, names = reservation.outcome(self.slot_of, invalidated, stale=stale)
+        results, names = reservation.outcome(self.slot_of, self._columns.page_nbytes, invalidated, stale=stale)
         self._count(len(names), self._index.publish_all(names, self._value + 1))
         self._value += len(names)
         self._store(reservation, results, names)

@@ -277,7 +277,8 @@ class Session:
         assert isinstance(request, Lookup)
         pool = self._pool(request)
         pool.check_keys(request.keys)
-        hit, _ = self._tier.hold(operation.holder, pool.names(request.keys), lease_s=request.lease_s)
+        names = pool.names(request.keys)
+        hit, _ = self._tier.hold(operation.holder, names, page_nbytes=pool.page_nbytes, lease_s=request.lease_s)
         results = np.where(hit, PageResult.HIT, PageResult.MISSING).astype(np.uint8)
         operation.say(Event.FOUND if hit.any() else Event.FINISH, Answer(results))
         self._engine.restores.wake()  # which looks after leases

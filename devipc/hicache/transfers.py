@@ -279,7 +279,7 @@ class BackupOp(_TransferOp):
 
     def moving(self) -> npt.NDArray[np.bool_] | None:
         """All pages but those that are there, or do not fit."""
-        present = self._tier.present(self.names)
+        present = self._tier.present(self.names, self.pool.page_nbytes)
         self.results[: self._fitting] = PageResult.NOT_DONE
         if self._fitting == len(present) and not present.any():
             return None
@@ -295,7 +295,7 @@ class BackupOp(_TransferOp):
                 self.holder,
                 self.names if moving is None else list(compress(self.names, moving.tolist())),
                 namespace=self.pool.namespace,
-                block_nbytes=self.pool.block_nbytes,
+                page_nbytes=self.pool.page_nbytes,
                 runs=run_lengths(pages) if self._tier.extent_pages > 1 else None,
             )
         except ResourceExhausted as error:
@@ -354,7 +354,9 @@ class RestoreOp(_TransferOp):
 
     def admit(self) -> None:
         """Hold the host pages, before the first byte moves, and say which are there. On the caller's thread."""
-        hit, self._found = self._tier.hold(self.holder, self.names, partial=self._partial)
+        hit, self._found = self._tier.hold(
+            self.holder, self.names, page_nbytes=self.pool.page_nbytes, partial=self._partial
+        )
         self.results[:] = PageResult.MISSING
         self.results[hit] = PageResult.HIT
         missing = len(hit) - int(np.count_nonzero(hit))

@@ -20,7 +20,7 @@ from devipc.hicache.layout import PoolLayout
 from devipc.hicache.operations import Event, Status
 from devipc.hicache.results import PageResult
 from devipc.interfaces.backend import Device
-from tests.hicache.scenario import done, refused, scenario
+from tests.hicache.scenario import done, filled, refused, scenario
 from tests.hicache.world import TIMEOUT_S, until, world
 
 
@@ -88,6 +88,36 @@ def pages_outside_the_pool_never_reach_a_copy(device: Device) -> None:
         assert twice.error is not None
         assert twice.error.code == "duplicate"
         assert np.array_equal(memory.load(), before)
+
+
+@scenario
+def a_page_of_another_size_is_nobodys_hit(device: Device) -> None:
+    """Whoever names what another client stored, by whatever keys, through a pool of larger pages, gets none of it."""
+    with world(device, tier_nbytes=2**16, slab_nbytes=2**13) as it:
+        memory, large = it.attention_pool(layers=4, row=32), it.attention_pool(layers=8, row=32)
+        client, liar = it.client(), it.client()
+        handle, lying = it.register(client, memory), it.register(liar, large)
+        keys = filled(it, client, memory, handle, 4)
+        spaces = [np.frombuffer(one.namespace, np.uint8) for one in (handle, lying)]
+        named = keys ^ spaces[0] ^ spaces[1]
+        own = filled(it, liar, large, lying, 1)
+        large.poison([10, 11, 12])
+        lookup = liar.lookup(lying, named)
+        assert lookup.wait(TIMEOUT_S).status is Status.COMPLETED
+        assert not lookup.hit.any()
+        missed = liar.restore(lying, named[:2], [10, 11], ready=UNFENCED).wait(TIMEOUT_S)
+        assert missed.status is Status.REFUSED
+        assert missed.error is not None
+        assert missed.error.code == "missing"
+        both = np.concatenate((named[:1], own))
+        some = done(liar.restore(lying, both, [11, 12], ready=UNFENCED, partial=True))
+        assert some == [PageResult.MISSING, PageResult.RESTORED]
+        assert large.is_poisoned([10, 11])
+        large.check([12], own)
+        late = liar.backup(lying, [1, 2], both[[1, 0]], ready=UNFENCED)
+        assert done(late) == [PageResult.PRESENT, PageResult.DROPPED]
+        done(client.restore(handle, keys, [10, 11, 12, 13], ready=UNFENCED))
+        memory.check([10, 11, 12, 13], keys)
 
 
 @scenario

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,7 +32,7 @@ class Clock:
 
 
 class Tier(HostTier):
-    """A tier of a few pages, with a short hand for a backup."""
+    """A tier of a few pages, mostly of one size, with a short hand for a backup."""
 
     def __init__(self, index: IndexWriter, *, pages: int = 8, extent_pages: int = 4, slab_pages: int = 0) -> None:
         self.clock = Clock()
@@ -42,9 +44,15 @@ class Tier(HostTier):
         self, names: Sequence[bytes], *, runs: Sequence[int] = (), namespace: bytes = NAMESPACE, block: int = BLOCK
     ) -> list[PageResult]:
         reservation = self.reserve(
-            (A, next(self.ops)), names, namespace=namespace, block_nbytes=block, runs=runs or [1] * len(names)
+            (A, next(self.ops)), names, namespace=namespace, page_nbytes=block, runs=runs or [1] * len(names)
         )
         return [PageResult(result) for result in self.commit(reservation)]
+
+    def present(self, names: Sequence[bytes], page_nbytes: int = BLOCK) -> npt.NDArray[np.bool_]:
+        return super().present(names, page_nbytes)
+
+    def hold(self, holder: Holder, names: Sequence[bytes], *, page_nbytes: int = BLOCK, **options: Any) -> Any:
+        return super().hold(holder, names, page_nbytes=page_nbytes, **options)
 
     def holder(self, owner: bytes = A) -> Holder:
         return owner, next(self.ops)
@@ -74,7 +82,7 @@ def tier(writer: IndexWriter) -> Iterator[Tier]:
 
 def test_a_page_is_found_once_it_is_committed(tier: Tier, reader: IndexReader) -> None:
     pages = names(1, 2, 3)
-    reservation = tier.reserve((A, 1), pages, namespace=NAMESPACE, block_nbytes=BLOCK, runs=[3])
+    reservation = tier.reserve((A, 1), pages, namespace=NAMESPACE, page_nbytes=BLOCK, runs=[3])
     assert not tier.present(pages).any()
     assert reader.match(matrix(pages)) == 0
     assert tier.commit(reservation).tolist() == [PageResult.STORED] * 3
@@ -87,7 +95,7 @@ def test_a_page_is_found_once_it_is_committed(tier: Tier, reader: IndexReader) -
 
 
 def test_a_reservation_ends_once(tier: Tier) -> None:
-    reservation = tier.reserve((A, 1), names(1), namespace=NAMESPACE, block_nbytes=BLOCK, runs=[1])
+    reservation = tier.reserve((A, 1), names(1), namespace=NAMESPACE, page_nbytes=BLOCK, runs=[1])
     tier.abort(reservation)
     for end in (tier.abort, tier.commit):
         with pytest.raises(UsageError) as caught:
@@ -96,7 +104,7 @@ def test_a_reservation_ends_once(tier: Tier) -> None:
 
 
 def test_what_the_caller_gets_is_its_own(tier: Tier) -> None:
-    reservation = tier.reserve((A, 1), names(1, 2), namespace=NAMESPACE, block_nbytes=BLOCK, runs=[2])
+    reservation = tier.reserve((A, 1), names(1, 2), namespace=NAMESPACE, page_nbytes=BLOCK, runs=[2])
     reservation.places.offset[:] = 7 * BLOCK
     spans_of(reservation.places)[1][:] = 0
     tier.commit(reservation)
@@ -106,7 +114,7 @@ def test_what_the_caller_gets_is_its_own(tier: Tier) -> None:
 
 
 def test_pages_by_themselves_have_blocks(tier: Tier) -> None:
-    reservation = tier.reserve((A, 1), names(1, 2), namespace=NAMESPACE, block_nbytes=BLOCK, runs=[1, 1])
+    reservation = tier.reserve((A, 1), names(1, 2), namespace=NAMESPACE, page_nbytes=BLOCK, runs=[1, 1])
     assert reservation.places.span is None
     tier.commit(reservation)
     tier.store(names(3, 4), runs=[2])
@@ -129,7 +137,7 @@ def test_nothing_is_evicted_when_it_would_not_be_enough(tier: Tier) -> None:
     tier.store(names(*range(8)))
     tier.hold((B, 1), names(0, 1, 2, 3, 4))
     with pytest.raises(ResourceExhausted) as caught:
-        tier.reserve((A, 9), names(*range(20, 24)), namespace=NAMESPACE, block_nbytes=BLOCK, runs=[4])
+        tier.reserve((A, 9), names(*range(20, 24)), namespace=NAMESPACE, page_nbytes=BLOCK, runs=[4])
     assert caught.value.code == "no_room"
     assert caught.value.retryable
     assert "5 extents held by operation 1 of 62626262" in caught.value.message
@@ -150,7 +158,7 @@ def test_what_can_never_fit_is_refused_at_once(tier: Tier) -> None:
 def test_the_message_says_what_is_being_filled_and_until_when_leases_last(tier: Tier) -> None:
     tier.store(names(0, 1))
     tier.hold((B, 7), names(0, 1), lease_s=12)
-    tier.reserve((A, 8), names(*range(2, 8)), namespace=NAMESPACE, block_nbytes=BLOCK, runs=[6])
+    tier.reserve((A, 8), names(*range(2, 8)), namespace=NAMESPACE, page_nbytes=BLOCK, runs=[6])
     with pytest.raises(ResourceExhausted) as caught:
         tier.store(names(9))
     assert "2 extents held by operation 7 of 62626262, for 12.0 s more unless it is released" in caught.value.message
@@ -158,8 +166,8 @@ def test_the_message_says_what_is_being_filled_and_until_when_leases_last(tier: 
 
 
 def test_two_backups_of_one_page_keep_one(tier: Tier) -> None:
-    first = tier.reserve((A, 1), names(1, 2), namespace=NAMESPACE, block_nbytes=BLOCK, runs=[2])
-    second = tier.reserve((B, 1), names(2, 3), namespace=NAMESPACE, block_nbytes=BLOCK, runs=[2])
+    first = tier.reserve((A, 1), names(1, 2), namespace=NAMESPACE, page_nbytes=BLOCK, runs=[2])
+    second = tier.reserve((B, 1), names(2, 3), namespace=NAMESPACE, page_nbytes=BLOCK, runs=[2])
     assert tier.commit(second).tolist() == [PageResult.STORED, PageResult.STORED]
     assert tier.commit(first).tolist() == [PageResult.STORED, PageResult.PRESENT]
     tier.audit()
@@ -228,9 +236,9 @@ def test_an_invalidated_page_is_gone_at_once_and_its_memory_when_it_is_released(
 
 
 def test_a_page_that_is_being_written_can_be_invalidated(tier: Tier) -> None:
-    reservation = tier.reserve((A, 1), names(1, 2), namespace=NAMESPACE, block_nbytes=BLOCK, runs=[2])
+    reservation = tier.reserve((A, 1), names(1, 2), namespace=NAMESPACE, page_nbytes=BLOCK, runs=[2])
     tier.invalidate(names(1))
-    later = tier.reserve((B, 1), names(1), namespace=NAMESPACE, block_nbytes=BLOCK, runs=[1])
+    later = tier.reserve((B, 1), names(1), namespace=NAMESPACE, page_nbytes=BLOCK, runs=[1])
     assert tier.commit(reservation).tolist() == [PageResult.DROPPED, PageResult.STORED]
     assert tier.commit(later).tolist() == [PageResult.STORED]
     assert tier.store(names(1)) == [PageResult.PRESENT]
@@ -238,12 +246,12 @@ def test_a_page_that_is_being_written_can_be_invalidated(tier: Tier) -> None:
 
 def test_what_was_invalidated_is_forgotten_when_nothing_older_is_open(tier: Tier) -> None:
     """Also when there is always a reservation open."""
-    reservations = [tier.reserve((A, n), names(n), namespace=NAMESPACE, block_nbytes=BLOCK, runs=[1]) for n in (1, 2)]
+    reservations = [tier.reserve((A, n), names(n), namespace=NAMESPACE, page_nbytes=BLOCK, runs=[1]) for n in (1, 2)]
     for number in range(3, 2000):
         tier.invalidate(names(number))
         tier.commit(reservations.pop(0))
         assert len(tier._invalidated) <= 2
-        following = tier.reserve((A, number), names(number), namespace=NAMESPACE, block_nbytes=BLOCK, runs=[1])
+        following = tier.reserve((A, number), names(number), namespace=NAMESPACE, page_nbytes=BLOCK, runs=[1])
         reservations.append(following)
     for reservation in reservations:
         tier.commit(reservation)
@@ -254,8 +262,8 @@ def test_a_flush_takes_one_namespace_and_what_is_on_its_way(tier: Tier) -> None:
     tier.store(names(1, 2), runs=[2])
     tier.store(names(3), namespace=OTHER)
     tier.hold((A, 50), names(1))
-    mine = tier.reserve((A, 60), names(4), namespace=NAMESPACE, block_nbytes=BLOCK, runs=[1])
-    others = tier.reserve((A, 61), names(5), namespace=OTHER, block_nbytes=BLOCK, runs=[1])
+    mine = tier.reserve((A, 60), names(4), namespace=NAMESPACE, page_nbytes=BLOCK, runs=[1])
+    others = tier.reserve((A, 61), names(5), namespace=OTHER, page_nbytes=BLOCK, runs=[1])
     assert tier.flush(NAMESPACE) == 2
     assert tier.commit(mine).tolist() == [PageResult.DROPPED]
     assert tier.commit(others).tolist() == [PageResult.STORED]
@@ -278,10 +286,10 @@ def test_a_new_page_size_gets_its_share(writer: IndexWriter) -> None:
     tier.present(names(0, 1, 2, 3, 6, 7))
     assert tier.store(names(50), block=2 * BLOCK) == [PageResult.STORED]
     assert tier.present(names(*range(8))).tolist() == [True] * 4 + [False] * 2 + [True] * 2
-    tier.present(names(50))
+    tier.present(names(50), 2 * BLOCK)
     # Its own page was used last: the coldest slab of the other size goes, not it.
     assert tier.store(names(51), block=2 * BLOCK) == [PageResult.STORED]
-    assert tier.present(names(50, 51)).all()
+    assert tier.present(names(50, 51), 2 * BLOCK).all()
     assert tier.present(names(*range(8))).sum() == 4
     tier.audit()
 
@@ -336,7 +344,7 @@ def test_any_order_of_calls_adds_up(seed: int) -> None:
             runs = [choose.choice((1, 1, 2, 3, 7)) for _ in range(choose.choice((1, 3, 12)))]
             namespace, block = choose.choice(((NAMESPACE, BLOCK), (OTHER, 2 * BLOCK)))
             chosen = choose.sample(known, sum(runs))
-            reserved = tier.reserve(tier.holder(), chosen, namespace=namespace, block_nbytes=block, runs=runs)
+            reserved = tier.reserve(tier.holder(), chosen, namespace=namespace, page_nbytes=block, runs=runs)
             spans, indexes = spans_of(reserved.places)
             assert int(spans.max()) <= 4
             ends = reserved.places.offset + indexes * block
@@ -349,7 +357,7 @@ def test_any_order_of_calls_adds_up(seed: int) -> None:
 
         def hold() -> None:
             holders.append(tier.holder())
-            tier.hold(holders[-1], choose.sample(known, 20))
+            tier.hold(holders[-1], choose.sample(known, 20), page_nbytes=choose.choice((BLOCK, 2 * BLOCK)))
 
         def end(finish: Callable[[Reservation], object]) -> None:
             if reservations:
@@ -372,7 +380,9 @@ def test_any_order_of_calls_adds_up(seed: int) -> None:
             with contextlib.suppress(ResourceExhausted):
                 choose.choice(steps)()
             tier.audit()
-            assert reader.find(matrix(known)).hit.tolist() == tier.present(known).tolist()
+            small, large = tier.present(known), tier.present(known, 2 * BLOCK)
+            assert not (small & large).any()
+            assert reader.find(matrix(known)).hit.tolist() == (small | large).tolist()
         while reservations:
             end(tier.abort)
         for holder in holders:

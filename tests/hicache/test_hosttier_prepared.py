@@ -14,7 +14,7 @@ from tests.hicache.test_hosttier import BLOCK, NAMESPACE, B, Tier, matrix, names
 
 def prepared(tier: Tier, pages: Sequence[bytes]) -> Reservation:
     """Return a reservation whose entries are made already."""
-    reservation = tier.reserve(tier.holder(), pages, namespace=NAMESPACE, block_nbytes=BLOCK, runs=[1] * len(pages))
+    reservation = tier.reserve(tier.holder(), pages, namespace=NAMESPACE, page_nbytes=BLOCK, runs=[1] * len(pages))
     tier.prepare(reservation)
     tier.prepare(reservation)  # again does nothing
     return reservation
@@ -109,7 +109,7 @@ def test_no_pages_are_reserved_of_an_empty_tier(writer: IndexWriter, runs: list[
             tier.shares.kept_percent = 90
             tier.shares.join(B)
         for end in (tier.commit, tier.abort):
-            reservation = tier.reserve(tier.holder(), [], namespace=NAMESPACE, block_nbytes=BLOCK, runs=runs)
+            reservation = tier.reserve(tier.holder(), [], namespace=NAMESPACE, page_nbytes=BLOCK, runs=runs)
             tier.prepare(reservation)
             end(reservation)
             tier.audit()
