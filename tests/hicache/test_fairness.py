@@ -155,7 +155,7 @@ def test_whoever_has_few_operations_is_not_behind_all_of_another(device: Device,
         for ticket in tickets:
             done(ticket)
         last = max(number for number, name in enumerate(ended) if name == "modest")
-        assert last < 20, ended  # of 34; what two clients hear is not quite in order
+        assert last < 28, ended  # of 34, and behind all of them 33; what two clients hear is not quite in order
 
 
 def test_a_backup_that_waits_ends_when_so_much_is_not_its_clients_any_more(device: Device) -> None:
