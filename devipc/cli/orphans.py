@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 __all__ = ["no_orphans"]
 
-_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37  # linux/prctl.h
 _LIMIT_S = 2.0
 _PAUSE_S = 0.005
 
@@ -27,7 +27,8 @@ def no_orphans() -> Iterator[None]:
     Blocks for two seconds at most, for those that are stuck inside the kernel. Children that were there before stay.
     """
     prctl = ctypes.CDLL(None).prctl
-    before = _children()
+    before, adopted = _children(), ctypes.c_int()
+    prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(adopted), 0, 0, 0)
     prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         yield
@@ -40,7 +41,7 @@ def no_orphans() -> Iterator[None]:
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, os.WNOHANG)
             time.sleep(_PAUSE_S)
-        prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        prctl(_PR_SET_CHILD_SUBREAPER, adopted.value, 0, 0, 0)
 
 
 def _children() -> set[int]:

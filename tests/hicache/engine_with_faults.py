@@ -20,13 +20,16 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any, cast
 
 from devipc.calltrace import observe
+from devipc.channel.link import Link
 from devipc.errors import DriverError
 from devipc.hicache.engineproc.process import main
 from devipc.interfaces.backend import Device
 from devipc.registry import load_backend
+from devipc.session.peer import Peer
 from tests.hicache.faulty import FaultyDevice
 from tests.hicache.holding import hold
 
@@ -102,6 +105,10 @@ class Faults:
         """How many such calls there were."""
         return int(self._ask("calls"))
 
+    def opening(self) -> int:
+        """How many threads wait for what a client answers to the question for its memory."""
+        return int(self._ask("opening"))
+
     def close(self) -> None:
         self._socket.close()
 
@@ -160,6 +167,9 @@ class Switches:
                 self.kill_call = self.calls + values["call"]
             case "calls":
                 return self.calls
+            case "opening":
+                codes = {Peer.open_all.__code__, Link.call.__code__}
+                return sum(codes <= _codes(frame) for frame in sys._current_frames().values())
         return None
 
     @property
@@ -171,6 +181,14 @@ class Switches:
         from tests.simulator.control import Simulator
 
         return Simulator.loaded()
+
+
+def _codes(frame: FrameType | None) -> set[CodeType]:
+    found = set()
+    while frame is not None:
+        found.add(frame.f_code)
+        frame = frame.f_back
+    return found
 
 
 def _pin_nbytes() -> int:
