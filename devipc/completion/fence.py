@@ -12,6 +12,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Self
 
 from devipc.absence import need_transfer
@@ -60,6 +61,8 @@ class Fence(ABC):
         self._releasing = False
         self._writer_gone: Callable[[], bool] | None = None
         self._poison: PoisonReason | None = None
+        self.driving: Callable[[], AbstractContextManager[object]] = nullcontext
+        """Returns what is entered, without a lock, while the driver takes back what the fence has of it."""
 
     # --- what it is --------------------------------------------------------------------------------------------------
 
@@ -296,9 +299,10 @@ class Fence(ABC):
 
         Unregistering can block until another fence's wait is over. Whoever repeats its poison asks for our locks.
         """
-        self._base.close()
-        self._depart()
-        self._page.close()
+        with self.driving():
+            self._base.close()
+            self._depart()
+            self._page.close()
 
     @abstractmethod
     def _depart(self) -> None:

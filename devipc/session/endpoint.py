@@ -210,7 +210,9 @@ class Endpoint(ABC):
                 raise UsageError("no strategy is decided without a peer", remedy="wait_peer() first, or name one")
             chosen = peers[-1].decision.strategy
         with self.driving():
-            return self.fences.create(name, chosen)
+            fence = self.fences.create(name, chosen)
+        fence.driving = self.driving
+        return fence
 
     @abstractmethod
     def decide(self, peer: Peer) -> Decision:

@@ -172,6 +172,7 @@ class Peer:
                 handle = completion.decode_fence_handle(Reader(answer.body), answer.fds)
                 with self._endpoint.driving():
                     fence = completion.open_fence(self._endpoint.device, handle)
+                fence.driving = self._endpoint.driving
             finally:
                 answer.close_fds()
         except BaseException:

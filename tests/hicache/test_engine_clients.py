@@ -17,7 +17,7 @@ from devipc.hicache.arena import HostArena
 from devipc.hicache.engineproc.clients import EngineClient
 from devipc.hicache.localcopies import LocalCarrier
 from devipc.hicache.planner import Direction
-from devipc.hicache.pulse import Pulse
+from devipc.hicache.pulse import Pulse, PulseReader
 from devipc.hicache.slots import Slots
 from devipc.registry import load_backend
 from devipc.session import Importer
@@ -78,6 +78,7 @@ class World:
                 return super().facts() | facts
 
         with Session(self.client.path, backend="host", strategy="polling", timeout_s=TIMEOUT_S) as session:
+            self.theirs = session
             for name in NAMES:
                 session.share(name, session.allocate(4096))
             peer = self.client._arrived(deadline_after(TIMEOUT_S))
@@ -129,3 +130,30 @@ def test_a_client_closes_also_when_the_driver_does_not_unmap_what_it_keeps(world
         world.client.close_pools()
         assert world.client.wait_unmapped(TIMEOUT_S)
         assert [error.message for error in world.lost[:1]] == ["unmap failed"]
+
+
+@pytest.mark.parametrize("whose", ["engine", "client"])
+def test_a_driver_that_hangs_while_a_fence_is_closed_shows_in_the_pulse(world: World, whose: str) -> None:
+    reader = PulseReader(os.dup(world.pulse.fileno()))
+    with world.session():
+        world.theirs.create_fence("ready/1")
+        fence = world.client.timelines[Direction.BACKUP]._fence if whose == "engine" else world.client.ready_fence(1)
+        half: Any = fence._base
+        close, hanging, let_go = half.close, threading.Event(), threading.Event()
+
+        def hang() -> None:
+            hanging.set()
+            assert let_go.wait(TIMEOUT_S)
+            close()
+
+        half.close = hang
+        closing = threading.Thread(target=lambda: world.client.close(timeout_s=TIMEOUT_S))
+        closing.start()
+        try:
+            assert hanging.wait(TIMEOUT_S)
+            assert "beside" in reader.stuck()
+        finally:
+            let_go.set()
+            closing.join()
+        assert "beside" not in reader.stuck()
+    reader.close()

@@ -289,8 +289,7 @@ class EngineClient:
                     self._ready[number] = fence
                     spent = [self._ready.pop(next(iter(self._ready)))] if len(self._ready) > _MAX_READY_FENCES else []
                 for one in spent:
-                    with self.driving():
-                        one.close(0.0)
+                    one.close(0.0)
             return fence
 
     def known_ready_fence(self, number: int) -> Fence | None:
