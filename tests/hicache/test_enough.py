@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from devipc.errors import CompletionTimeout
+from tests.hicache.chaos.rig import Rig
 from tests.hicache.daemon.daemons import until
 from tests.hicache.enough import ROOT
 
@@ -58,3 +60,14 @@ def test_a_state_machine_that_is_out_of_time() -> None:
     assert found["incomplete"] == f"time limit of 1 s: {found['operations']} of {10**9} operations"
     assert len(found["processes"]) == 2
     assert found["operations"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.chaos
+def test_a_rig_that_does_not_get_together_leaves_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_self: Rig) -> None:
+        raise CompletionTimeout("the scheduler was not there in time")
+
+    monkeypatch.setattr(Rig, "_join", refuse)
+    with tempfile.TemporaryDirectory() as folder, pytest.raises(CompletionTimeout, match="not there in time"):
+        Rig(folder, 1)

@@ -66,7 +66,13 @@ class Rig:
         self.workers: list[WorkerProcess] = []
         self._serve()
         self.spare = self._worker()
-        self.workers = [self._join(), self._join()]
+        try:
+            for _ in range(2):
+                self.workers.append(self.spare)  # whether it gets there or not
+                self._join()
+        except BaseException:
+            self._disband()
+            raise
 
     # --- processes ---------------------------------------------------------------------------------------------------
 
@@ -339,6 +345,13 @@ class Rig:
         for worker in [*self.workers, self.spare]:
             worker.process.kill()
         self.daemon.process.kill()
+
+    def _disband(self) -> None:
+        """End a rig that never got together."""
+        self.close()
+        self._engine_is_gone()
+        assert self.ledger is not None
+        self.ledger.close()
 
     def close(self) -> None:
         self.kill_all()
