@@ -132,7 +132,7 @@ def scenarios(_folder: Path) -> str:
             passed = f"{one['passed']} of {one['of']}"
             if alone := len(one.get("alone", ())):  # by hand, of what failed beside others
                 passed += f", {alone} run again alone"
-            rows.append((f"`{found['backend']}`", one["deployment"], asked, one["used"], passed, found["date"]))
+            rows.append((f"`{found['backend']}`", one["deployment"], asked, one["used"], passed, one["date"]))
     return table(("Backend", "Deployment", "Asked for", "In use", "Passed", "Date"), rows)
 
 

@@ -195,6 +195,7 @@ def keep(backend: str, one: Combination, *, whole: bool, out: Path, took_s: floa
         "passed": len(found["passed"]),
         "of": len(found["passed"]) + len(found["failed"]),
         "failed": sorted(found["failed"]),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "wall_s": round(took_s, 1),
         "cpu_s": round(found["cpu_s"], 1),
         "scenario_s": found["passed"],
@@ -207,7 +208,6 @@ def keep(backend: str, one: Combination, *, whole: bool, out: Path, took_s: floa
             "backend": backend,
             "combinations": {},
         }
-        known["date"] = time.strftime("%Y-%m-%d", time.gmtime())
         known["combinations"][one.id] = row
         file.truncate(0)
         file.write(json.dumps(known, indent=1) + "\n")

@@ -18,7 +18,7 @@ from devipc.hicache.reference.model import PagedModel
 __all__ = ["Decoder", "Row"]
 
 _KERNELS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""Those that add in one order, whatever runs beside them."""
+"""With torch's own choice answers differed from run to run on an H200; see ``docs/hicache/reference.md``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,8 @@ class PagedModel:
     ----------
     fused : bool
         Prefill says that it is causal instead of handing over a mask, so that torch may take a kernel that stores no
-        scores. Which kernel a device really takes was not looked at yet.
+        scores; which one a device takes was not looked at. Decode hands heads that share keys over as rows. False on
+        the host.
     """
 
     def __init__(self, weights: Weights, k_pool: Tensor, v_pool: Tensor, *, max_tokens: int) -> None:
