@@ -4,6 +4,13 @@ Processes: this scheduler, ``devipc hicache serve`` with its engine on the host 
 and, for ``match``, a second scheduler that backs pages up as fast as it can. The scheduler waits itself (ticket by
 ticket); everything takes turns, a block each. ``python -m benchmarks.control [--blocks 60] [--out FILE]`` prints a
 table and writes JSON.
+
+A round trip between two processes costs five times as much across cores as on one core, and the kernel may place the
+echo otherwise than the daemon. So all processes are kept on chosen cores, the echo where the supervisor is:
+
+- ``apart``: the scheduler and the engine process on one core, the supervisor on the other. The limits are for this:
+  scheduler and daemon have a core each wherever there are enough.
+- ``one core``: all of them on one.
 """
 
 from __future__ import annotations
@@ -17,8 +24,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +53,44 @@ LIMIT_RINGS, LIMIT_MESSAGES, LIMIT_BACKUP_US = 2.0, 2.5, 150.0
 LIMIT_MATCH_US = {256: 400.0, 2048: 2_000.0}
 FOUND = 2048
 Keys = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which core is whose; all on one when there is no other."""
+
+    name: str
+    scheduler: Set[int]
+    supervisor: Set[int]
+
+    @classmethod
+    def all(cls) -> list[Placement]:
+        """Return both, in this machine's first cores."""
+        first, *others = sorted(os.sched_getaffinity(0))
+        apart = [cls("apart", {first}, {others[0]})] if others else []
+        return [*apart, cls("one core", {first}, {first})]
+
+
+@contextmanager
+def on_cores(cores: Set[int]) -> Iterator[None]:
+    """Keep this thread, and what it starts meanwhile, on these cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def move_children(pid: int, cores: Set[int]) -> None:
+    """Keep the threads of a process's children on these cores: of a supervisor, its engine."""
+    children = [
+        child for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    threads = [int(task.name) for child in children for task in Path(f"/proc/{child}/task").iterdir()]
+    assert threads
+    for thread in threads:
+        os.sched_setaffinity(thread, cores)
 
 
 class Scheduler:
@@ -87,15 +133,17 @@ class Scheduler:
 
 
 @contextmanager
-def daemon() -> Iterator[str]:
+def daemon(placement: Placement) -> Iterator[str]:
     """Run a daemon of 512 MiB; yield its socket."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "h.sock")
         command = [str(Path(sys.executable).with_name("devipc")), "hicache", "serve", "--json", "--socket", path]
-        process = subprocess.Popen([*command, "--tier-nbytes", "512MiB"], stdout=subprocess.PIPE)
+        with on_cores(placement.supervisor):
+            process = subprocess.Popen([*command, "--tier-nbytes", "512MiB"], stdout=subprocess.PIPE)
         assert process.stdout is not None
         try:
             json.loads(process.stdout.readline())
+            move_children(process.pid, placement.scheduler)
             yield path
         finally:
             process.terminate()
@@ -138,15 +186,13 @@ def interleaved(calls: dict[str, Callable[[], object]], blocks: int) -> dict[str
     return taken
 
 
-def measure_calls(rings: Scheduler, messages: Scheduler, blocks: int) -> dict[str, list[float]]:
+def measure_calls(placement: Placement, rings: Scheduler, messages: Scheduler, blocks: int) -> dict[str, list[float]]:
     """Return seconds of: a bare round trip, a no-op over rings and over messages, a backup of one page."""
     bare, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     fd = theirs.fileno()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.control", "--echo", str(fd)],
-        pass_fds=[fd],
-        cwd=Path(__file__).resolve().parents[1],
-    )
+    command = [sys.executable, "-m", "benchmarks.control", "--echo", str(fd)]
+    with on_cores(placement.supervisor):
+        process = subprocess.Popen(command, pass_fds=[fd], cwd=Path(__file__).resolve().parents[1])
     theirs.close()
     payload = bytes(NBYTES)
     prepared = iter([rings.keys(1) for _ in range((blocks + WARM) * BLOCK)])
@@ -223,31 +269,38 @@ def main() -> None:
         return
     facts = machine()  # the load before this run
     device = load_backend("host").open_device()
-    with daemon() as path:
+    found = {one.name: measure(one, device, options.blocks, options.repetitions) for one in Placement.all()}
+    device.close()
+    print(f"load before {facts['load_1min']} on {facts['cores']} cores")
+    write(options.out, {"machine": facts, "placements": found})
+
+
+def measure(placement: Placement, device: Device, blocks: int, repetitions: int) -> dict[str, Any]:
+    """Measure everything in one placement, print it, and return it JSON-ready."""
+    with daemon(placement) as path, on_cores(placement.scheduler):
         rings, messages = (Scheduler(path, device, way) for way in (Way.RINGS, Way.MESSAGES))
-        calls = {name: spread(row) for name, row in measure_calls(rings, messages, options.blocks).items()}
-        matches, wrote = measure_matches(rings, path, options.repetitions)
+        calls = {name: spread(row) for name, row in measure_calls(placement, rings, messages, blocks).items()}
+        matches, wrote = measure_matches(rings, path, repetitions)
         rings.close()
         messages.close()
-    device.close()
     bare, no_op = calls["bare_seqpacket"]["median_us"], calls["no_op_rings"]["median_us"]
-    kept = {
+    values = {
         "no_op_rings_over_bare": (round(no_op / bare, 2), LIMIT_RINGS),
         "no_op_messages_over_bare": (round(calls["no_op_messages"]["median_us"] / bare, 2), LIMIT_MESSAGES),
         "backup_page_above_no_op_us": (round(calls["backup_page"]["median_us"] - no_op, 1), LIMIT_BACKUP_US),
     }
     for row in matches:
-        kept[f"match_{row['keys']}_{row['kind']}_us"] = (row["match"]["median_us"], LIMIT_MATCH_US[row["keys"]])
-    for name, row in calls.items():
-        print(f"{name:16} p50 {row['median_us']:7.1f} us  p99 {row['p99_us']:8.1f} us")
-    for row in matches:
-        found = f"match {row['keys']} {row['kind']}"
-        print(f"{found:16} p50 {row['match']['median_us']:7.1f} us  p99 {row['match']['p99_us']:8.1f} us")
-    for name, (value, limit) in kept.items():
-        print(f"{name}: {value} of {limit}{'' if value <= limit else '  MISSED'}")
-    print(f"the writer stored {wrote} pages meanwhile; load before {facts['load_1min']} on {facts['cores']} cores")
-    limits = {name: {"value": value, "limit": limit, "kept": value <= limit} for name, (value, limit) in kept.items()}
-    write(options.out, {"machine": facts, "calls": calls, "match": matches, "written_pages": wrote, "limits": limits})
+        values[f"match_{row['keys']}_{row['kind']}_us"] = (row["match"]["median_us"], LIMIT_MATCH_US[row["keys"]])
+    where = f"scheduler and engine on {set(placement.scheduler)}, supervisor on {set(placement.supervisor)}"
+    print(f"{placement.name}: {where}")
+    rows = [*calls.items(), *((f"match {row['keys']} {row['kind']}", row["match"]) for row in matches)]
+    for name, row in rows:
+        print(f"  {name:17} p50 {row['median_us']:7.1f} us  p99 {row['p99_us']:8.1f} us")
+    for name, (value, limit) in values.items():
+        print(f"  {name}: {value} of {limit}{'' if value <= limit else '  MISSED'}")
+    print(f"  the writer stored {wrote} pages meanwhile", flush=True)
+    limits = {name: {"value": value, "limit": limit, "kept": value <= limit} for name, (value, limit) in values.items()}
+    return {"calls": calls, "match": matches, "written_pages": wrote, "limits": limits}
 
 
 if __name__ == "__main__":
