@@ -44,6 +44,8 @@ ENGINE = {
     "ttft_restored_over_computed": 1 / 6,
     "itl_busy_over_quiet_p50": 1.03,
     "itl_busy_over_quiet_p99": 1.10,
+    "itl_paced_over_quiet_p50": 1.03,
+    "itl_paced_over_quiet_p99": 1.10,
 }
 DAEMON_FIRST_TOKEN, STALL, HALVED_AFTER_MS = 1.03, 0.10, 100.0
 DEVICE_NBYTES_A_CLIENT, RSS_NBYTES = 8 * 2**20, 60 * 2**20

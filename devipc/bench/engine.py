@@ -222,24 +222,30 @@ def _wrong(name: str) -> DevIPCError:
     return DevIPCError(f"{name} answers something else", code="wrong_answer", remedy="report it, with the settings")
 
 
+_BUSY = {"itl_busy": float("inf"), "itl_paced": 1.0}
+"""Backgrounds by the name of their figures: as fast as it goes, and at the pace of :class:`Sizes`."""
+
+
 def _decoding(opened: list[_Deployment], rows: dict[str, dict[str, Any]], prompts: _Prompts, sizes: Sizes) -> None:
     """Time steps of decoding, quiet and beside transfers, in turn."""
-    quiet = {one.name: Steps() for one in opened}
-    busy = {one.name: Steps() for one in opened}
-    rates: dict[str, list[float]] = {one.name: [] for one in opened}
+    kept = {(one.name, kind): Steps() for one in opened for kind in ("itl", *_BUSY)}
+    rates: dict[tuple[str, str], list[float]] = {key: [] for key in kept}
     expected: Answers | None = None
     for number in range(sizes.repetitions + 1):
         for one in opened:
-            for moves, kept in ((False, quiet), (True, busy)):
-                if moves and (one.local is None or one.client is None):
+            for kind in ("itl", *_BUSY):
+                if kind in _BUSY and (one.local is None or one.client is None):
                     continue
                 with contextlib.ExitStack() as stack:
-                    if moves and one.local is not None and one.client is not None:
-                        moved = stack.enter_context(moving(one.local, one.client, sizes.moved_pages))
+                    if kind in _BUSY and one.local is not None and one.client is not None:
+                        pace = _BUSY[kind] * sizes.pace_nbytes_per_s
+                        moved = stack.enter_context(
+                            moving(one.local, one.client, sizes.moved_pages, pace_nbytes_per_s=pace)
+                        )
                     found, scheduler = steps(one.runtime, prompts.short, sizes.answer)
-                    if moves:
+                    if kind in _BUSY:
                         nbytes, seconds = moved()
-                        rates[one.name].append(nbytes / seconds / 1e9)
+                        rates[one.name, kind].append(nbytes / seconds / 1e9)
                 answers = {name: done.tokens for name, done in scheduler.finished.items()}
                 expected = expected or answers
                 rows[one.name]["same_answers"] = min(
@@ -247,17 +253,19 @@ def _decoding(opened: list[_Deployment], rows: dict[str, dict[str, Any]], prompt
                 )
                 if number:  # the first round is a warm-up
                     for part in ("decode_s", "cpu_s", "outside_s"):
-                        getattr(kept[one.name], part).extend(getattr(found, part))
+                        getattr(kept[one.name, kind], part).extend(getattr(found, part))
     for name, row in rows.items():
-        row |= _spread("itl", quiet[name].decode_s)
-        row["scheduler_cpu_us"] = round(statistics.median(quiet[name].cpu_s) * 1e6, 1)
-        row["bubble_share"] = ratio(sum(quiet[name].outside_s), sum(quiet[name].decode_s))
-        if busy[name].decode_s:
-            row |= _spread("itl_busy", busy[name].decode_s)
-            row["moved_gb_per_s"] = round(statistics.median(rates[name]), 2)
-            for part, share in (("p50", 0.5), ("p99", 0.99)):
-                before, beside = quantile(quiet[name].decode_s, share), quantile(busy[name].decode_s, share)
-                row[f"itl_busy_over_quiet_{part}"] = ratio(beside, before)
+        quiet = kept[name, "itl"]
+        row |= _spread("itl", quiet.decode_s)
+        row["scheduler_cpu_us"] = round(statistics.median(quiet.cpu_s) * 1e6, 1)
+        row["bubble_share"] = ratio(sum(quiet.outside_s), sum(quiet.decode_s))
+        for kind in _BUSY:
+            if busy := kept[name, kind].decode_s:
+                row |= _spread(kind, busy)
+                row[kind.replace("itl", "moved") + "_gb_per_s"] = round(statistics.median(rates[name, kind]), 2)
+                for part, share in (("p50", 0.5), ("p99", 0.99)):
+                    before, beside = quantile(quiet.decode_s, share), quantile(busy, share)
+                    row[f"{kind}_over_quiet_{part}"] = ratio(beside, before)
 
 
 def _spread(name: str, samples: list[float]) -> dict[str, Any]:

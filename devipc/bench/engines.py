@@ -47,6 +47,8 @@ class Sizes:
         Of each measurement.
     moved_pages : int
         Of one operation of the background.
+    pace_nbytes_per_s : float
+        Of a background that is held back, both ways together.
     """
 
     prefix: int
@@ -58,6 +60,7 @@ class Sizes:
     chunk_tokens: int
     repetitions: int
     moved_pages: int = 64
+    pace_nbytes_per_s: float = 16e9
 
     def config(self, model: str, **options: Any) -> RuntimeConfig:
         """Return the sizes of a runtime that has room for all of it, and for pages that move beside."""
@@ -197,8 +200,13 @@ def steps(over: RuntimeInterface, prompts: Sequence[Sequence[int]], answer: int)
 
 
 @contextlib.contextmanager
-def moving(over: LocalGPURuntime, client: HiCacheClient, count: int) -> Iterator[Callable[[], tuple[int, float]]]:
-    """Back up and restore ``count`` spare pages of a runtime all the time; give what returns bytes and seconds."""
+def moving(
+    over: LocalGPURuntime, client: HiCacheClient, count: int, *, pace_nbytes_per_s: float = float("inf")
+) -> Iterator[Callable[[], tuple[int, float]]]:
+    """Back up and restore ``count`` spare pages of a runtime all the time; give what returns bytes and seconds.
+
+    At most ``pace_nbytes_per_s`` on the average, both ways together.
+    """
     pool = over._handle
     assert pool is not None
     pages = over._table.allocate(2 * count)
@@ -219,6 +227,7 @@ def moving(over: LocalGPURuntime, client: HiCacheClient, count: int) -> Iterator
             backup.result(TIMEOUT_S)
             moved[0] += 2 * count * over.pool.page_nbytes
             known = fresh
+            over_with.wait(max(0.0, began + moved[0] / pace_nbytes_per_s - time.perf_counter()))
 
     thread = threading.Thread(target=move, name="devipc-bench-mover")
     thread.start()

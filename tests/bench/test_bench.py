@@ -152,7 +152,7 @@ def test_an_engine_is_measured_in_each_deployment_and_survives_its_parts() -> No
     assert all("ttft_restored_ms" in row for name, row in by_name.items() if name != "none")
     assert by_name["process"]["messages_per_batch"] == 2
     for name in ("inproc", "daemon"):
-        assert by_name[name]["moved_gb_per_s"] > 0
+        assert by_name[name]["moved_busy_gb_per_s"] > 0
         assert by_name[name]["throttle"]["batches"] == 1
         assert len(by_name[name]["hiding"]) == 3
     assert {row["died"]: row["same_answers"] for row in rows if "died" in row} == {"runtime": True, "daemon": True}
