@@ -15,12 +15,15 @@ import select
 import struct
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from devipc.capabilities import Capability
+from devipc.completion.pair import OPENED
 from devipc.completion.roles import ProducerRole
 from devipc.completion.trial import RemoteRole, TrialFailed, TrialResponder, run_trial
 from devipc.errors import CapabilityError, DevIPCError, PeerGone
+from devipc.interfaces.backend import Device
 from devipc.registry import load_backend
 from devipc.types import Strategy
 
@@ -70,25 +73,29 @@ class _Frames:
         return taken
 
 
-def _lead(backend: str, uuid: str, strategy: Strategy, deadline_s: float, fds: tuple[int, int], frames: _Frames) -> str:
+def _open(backend: str, uuid: str, to_answer: int) -> Device:
+    """Open the device, and say so: what takes long before that says nothing about a strategy."""
     device = load_backend(backend).open_device(uuid)
+    os.write(to_answer, OPENED)
+    return device
+
+
+def _lead(device: Device, strategy: Strategy, deadline_s: float, fds: tuple[int, int], frames: _Frames) -> str:
     producer = ProducerRole(device, strategy, page_fd=fds[0], data_fd=fds[1])
     consumer = RemoteRole.opened(frames.call, producer, fds[1], timeout_s=deadline_s)
     return run_trial(strategy, producer, consumer, deadline_s=deadline_s)
 
 
-def _follow(backend: str, uuid: str, deadline_s: float, fds: tuple[int, int], frames: _Frames) -> None:
-    responder = TrialResponder(load_backend(backend).open_device(uuid))
+def _follow(device: Device, deadline_s: float, fds: tuple[int, int], frames: _Frames) -> None:
+    responder = TrialResponder(device)
     while True:
         body, _ = responder.answer(frames.receive(deadline_s), fds)
         frames.send(body)
 
 
-def _verdict(
-    backend: str, uuid: str, strategy: Strategy, deadline_s: float, fds: tuple[int, int], frames: _Frames
-) -> Capability:
+def _verdict(opened: Callable[[], Device], lead: Callable[[Device], str]) -> Capability:
     try:
-        return Capability.yes(f"two processes: {_lead(backend, uuid, strategy, deadline_s, fds, frames)}")
+        return Capability.yes(f"two processes: {lead(opened())}")
     except TrialFailed as failure:
         return Capability.broken(str(failure), remedy="use another strategy, or another driver version")
     except CapabilityError as error:
@@ -107,12 +114,14 @@ def _main(arguments: Sequence[str]) -> None:
     # A thread in C: it says where a hang is even when that holds the GIL, and ends us when nobody else is left to.
     faulthandler.dump_traceback_later(deadline_s, exit=True)
     frames = _Frames(int(incoming), int(outgoing))
+    opened = partial(_open, backend, uuid, int(to_answer))
     if part == "lead":
-        capability = _verdict(backend, uuid, Strategy(strategy), deadline_s, fds, frames)
+        lead = partial(_lead, strategy=Strategy(strategy), deadline_s=deadline_s, fds=fds, frames=frames)
+        capability = _verdict(opened, lead)
         os.write(int(to_answer), json.dumps(capability.to_json()).encode()[:_MAX_ANSWER_NBYTES])
     else:
         with contextlib.suppress(EOFError, BrokenPipeError, TimeoutError):
-            _follow(backend, uuid, deadline_s, fds, frames)
+            _follow(opened(), deadline_s, fds, frames)
     os._exit(0)  # no exit code of any library runs: it could block on what the trial left stuck
 
 

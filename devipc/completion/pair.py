@@ -28,6 +28,9 @@ _GRACE_S = 1.0
 _MAX_ANSWER_NBYTES = 16 * 1024
 _MAX_SAID_NBYTES = 2048
 _MODULE = "devipc.completion.child"
+_CHILDREN = 2
+OPENED = b" "
+"""What each child writes in front of the leader's answer as soon as it has opened the device."""
 
 
 def try_in_children(backend: str, device_uuid: str, strategy: Strategy, *, deadline_s: float) -> Capability:
@@ -39,7 +42,8 @@ def try_in_children(backend: str, device_uuid: str, strategy: Strategy, *, deadl
     -------
     Capability
         ``yes``; ``no`` where a process was told that the platform cannot; ``broken`` where it did the wrong thing,
-        crashed or did not end in time; ``untested`` where no process could be started.
+        crashed or did not end in time; ``untested`` where no process could be started, or the device was not open in
+        both in time, as when many processes open it at once.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -69,24 +73,31 @@ def _run_pair(
     with pipes:
         leader = _start(["lead", *shared, str(reply_in), str(ask_out), str(to_answer)], said)
         stack.callback(_end, leader)
-        follower = _start(["follow", *shared, str(ask_in), str(reply_out), "-1"], said)
+        follower = _start(["follow", *shared, str(ask_in), str(reply_out), str(to_answer)], said)
         stack.callback(_end, follower)
     deadline = time.monotonic() + deadline_s
     ended = _wait(leader, deadline_s + _GRACE_S)  # at the deadline the children say where they are, and end
-    os.set_blocking(answer, False)
-    with contextlib.suppress(BlockingIOError):
-        if text := os.read(answer, _MAX_ANSWER_NBYTES):
-            capability = _decode(text)
-            return capability if capability else replace(capability, evidence=capability.evidence or _tail(said))
-    evidence = _tail(said)
-    if ended is None or time.monotonic() >= deadline:
-        return Capability.broken(
-            f"the trial did not end within {deadline_s:g} s",
-            evidence=evidence,
-            remedy="the driver blocks; the evidence shows where. Use another strategy",
+    late = ended is None or time.monotonic() >= deadline
+    capability = _verdict(_read(answer), ended, deadline_s, late=late)
+    return capability if capability else replace(capability, evidence=capability.evidence or _tail(said))
+
+
+def _verdict(text: bytes, ended: int | None, deadline_s: float, *, late: bool) -> Capability:
+    """Judge by what the children wrote, and by how the leader ended."""
+    opened = len(text) - len(text.lstrip(OPENED))
+    too_long = f"the trial did not end within {deadline_s:g} s"
+    if late and opened < _CHILDREN:
+        return Capability.untested(
+            f"{too_long}: {opened} of {_CHILDREN} processes had opened the device",
+            remedy="try again when fewer processes open the device",
         )
+    if text[opened:]:
+        return _decode(text[opened:])
+    if ended is None or late:
+        remedy = "the driver blocks; the evidence shows where. Use another strategy"
+        return Capability.broken(too_long, remedy=remedy)
     how = f"crashed (signal {-ended})" if ended < 0 else f"ended without an answer (exit status {ended})"
-    return Capability.broken(f"the trial's process {how}", evidence=evidence, remedy="check driver and plugin versions")
+    return Capability.broken(f"the trial's process {how}", remedy="check driver and plugin versions")
 
 
 def _start(arguments: Sequence[str], said: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -102,6 +113,15 @@ def _start(arguments: Sequence[str], said: IO[bytes]) -> subprocess.Popen[bytes]
         pass_fds=fds,
         start_new_session=True,
     )
+
+
+def _read(answer: int) -> bytes:
+    """Return what has been written so far; one write is whole or absent."""
+    os.set_blocking(answer, False)
+    try:
+        return os.read(answer, _MAX_ANSWER_NBYTES)
+    except BlockingIOError:
+        return b""
 
 
 def _wait(process: subprocess.Popen[bytes], limit_s: float) -> int | None:

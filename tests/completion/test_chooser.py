@@ -137,7 +137,7 @@ def test_an_explicit_strategy_is_obeyed(strategy: Strategy) -> None:
         ("events_blocked", Strategy.EVENT, "events need a shared folder"),
         ("markers_true", Strategy.POLLING, "before the work in front of it is done"),
         ("no_registration", Strategy.HOST_FLAG, "reaches no host memory"),
-        ("open_hangs", Strategy.POLLING, "did not end within"),
+        ("open_hangs", Strategy.POLLING, "did not end within 3 s: 0 of 2 processes had opened the device"),
     ],
 )
 def test_an_explicit_strategy_is_refused_with_the_reason(
@@ -148,6 +148,17 @@ def test_an_explicit_strategy_is_refused_with_the_reason(
     with pytest.raises(CapabilityError, match=reason) as caught:
         choose_with(lie, monkeypatch, strategy=strategy)
     assert strategy.value in caught.value.message
+
+
+def test_a_device_that_opens_too_late_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many processes that open a device at once wait for each other; that is no verdict about a strategy."""
+    monkeypatch.setattr(LyingBackend, "open_device", lambda self, uuid=None: self._real.open_device(uuid))
+    with pytest.raises(CapabilityError, match="0 of 2 processes had opened the device") as caught:
+        choose_with("open_hangs", monkeypatch, strategy=Strategy.POLLING)
+    assert "try again" in caught.value.remedy
+    # The same backend, device and facts: what was found out would be known.
+    again = choose_with("open_hangs", monkeypatch, strategy=Strategy.POLLING, children_lie=False)
+    assert again.strategy is Strategy.POLLING
 
 
 @pytest.mark.parametrize(
