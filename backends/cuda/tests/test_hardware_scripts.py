@@ -81,6 +81,17 @@ def test_how_long_a_backup_takes(tmp_path: Path) -> None:
     assert [label for label in way if label in order] == order
 
 
+@pytest.mark.long
+@pytest.mark.timeout(120)
+@pytest.mark.simulator
+def test_scenarios_in_process_and_through_the_daemon(tmp_path: Path) -> None:
+    sections = run("hicache_scenarios", tmp_path / "scenarios.json")
+    assert len(sections) == 3
+    for section in sections.values():
+        assert section["found"]["passed"] == section["found"]["of"] == 2
+        assert {verdict for verdict, _ in section["found"]["trials"].values()} == {"yes"}
+
+
 @pytest.mark.simulator
 def test_a_fault_tells_everybody(tmp_path: Path) -> None:
     sections = run("sticky", tmp_path / "sticky.json")

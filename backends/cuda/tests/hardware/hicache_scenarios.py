@@ -2,12 +2,14 @@
 
 The same scenarios as in ``tests/hicache``: clients that share the tier, pools of several shapes, random pages with the
 content of their keys, destinations poisoned before each restore, sentinels around all pages; streams that stand still,
-copies that are refused, cancels that race. Each combination runs in a process of its own.
-``python -m backends.cuda.tests.hardware.hicache_scenarios --out FILE``.
+copies that are refused, cancels that race. Each combination runs in a process of its own; several visible devices share
+them. ``python -m backends.cuda.tests.hardware.hicache_scenarios --out FILE``.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import importlib
 import json
 import os
@@ -21,8 +23,10 @@ from functools import partial
 from typing import Any
 
 from devipc.channel.liveness import own_life
-from devipc.completion.cache import DIRECTORY_VARIABLE
+from devipc.completion.cache import DIRECTORY_VARIABLE, TrialCache
+from devipc.completion.pair import try_in_children
 from devipc.registry import load_backend
+from devipc.types import Strategy
 
 from . import evidence, holding
 from .evidence import SIMULATED
@@ -36,10 +40,16 @@ MESSAGES, NOTHING = _deployment.MESSAGES, _deployment.NOTHING
 SCENARIOS, scenarios_of = _scenario.SCENARIOS, _scenario.scenarios_of
 STRATEGIES = ("stream_memop", "host_flag", "polling", "event", NOTHING)
 COMBINATIONS = [(INPROC, AUTO), (INPROC, NOTHING), (MESSAGES, AUTO), *((DAEMON, strategy) for strategy in STRATEGIES)]
+if SIMULATED:
+    COMBINATIONS = COMBINATIONS[1:4]
 QUICK = ("two_clients_and_two_pools_get_back_what_they_stored", "layers_arrive_group_by_group")
-LIMIT_S = 230.0
+LIMIT_S = 330.0
+"""For all of them together; what was not reached then is missing, and counts."""
 AT_ONCE = 2 if SIMULATED else 3
-"""Contexts of one device are made one after the other: with eight combinations at once trials ran into their limits."""
+"""On each device, which makes one context after the other: each scenario begins an engine process, and that has one."""
+TRIAL_S = 30.0
+ENVIRONMENT = {HOLD: holding.__name__, "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def one(deployment: str, strategy: str, names: Sequence[str]) -> None:
@@ -59,32 +69,66 @@ def one(deployment: str, strategy: str, names: Sequence[str]) -> None:
     device.close()
 
 
-def combination(deployment: str, strategy: str) -> dict[str, Any]:
-    """Run one combination in a process of its own; what it did not get to is missing, and counts."""
-    names = QUICK if SIMULATED else ()
-    command = [sys.executable, "-m", f"{__package__}.hicache_scenarios", "--one", deployment, strategy, *names]
-    chosen = {HOLD: holding.__name__, "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-    with tempfile.TemporaryDirectory(prefix="hs") as trials:
-        environment = {**os.environ, **chosen, DIRECTORY_VARIABLE: trials}
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def trials() -> None:
+    """Find out what works between two processes, one strategy after the other, and keep it; print a line for each."""
+    backend = load_backend("cuda")
+    device = backend.open_device()
+    cache = TrialCache(backend=backend.name, device_uuid=device.info.uuid, facts=backend.facts())
+    for strategy in Strategy:
+        began = time.monotonic()
+        found = try_in_children(backend.name, device.info.uuid, strategy, deadline_s=TRIAL_S)
+        cache.store(strategy, found)
+        line = {"trial": strategy.value, **found.to_json(), "s": round(time.monotonic() - began, 2)}
+        print(json.dumps(line), flush=True)
+    device.close()
+
+
+class Place:
+    """One device, with the combinations that it has. The trials are its first job, alone."""
+
+    def __init__(self, stack: contextlib.ExitStack, visible: str, ends_at: float) -> None:
+        self._ends_at = ends_at
+        kept = stack.enter_context(tempfile.TemporaryDirectory(prefix="hs"))
+        self._environment = {**os.environ, **ENVIRONMENT, DIRECTORY_VARIABLE: kept}
+        if visible:
+            self._environment[VISIBLE] = visible
+        self._pool = stack.enter_context(ThreadPoolExecutor(AT_ONCE))
+        self.tried = self._pool.submit(self._play, "--trials")
+
+    def submit(self, deployment: str, strategy: str) -> Future[dict[str, Any]]:
+        """Let one combination have its turn."""
+        return self._pool.submit(self._combination, deployment, strategy)
+
+    def _play(self, *arguments: str) -> tuple[list[dict[str, Any]], int, str]:
+        """Run this module in a process of its own; return its lines, its exit status, and what else it said."""
+        command = [sys.executable, "-m", f"{__package__}.hicache_scenarios", *arguments]
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        process = subprocess.Popen(command, env=self._environment, **pipes)
         try:
-            out, err = process.communicate(timeout=LIMIT_S)
+            out, err = process.communicate(timeout=max(0.1, self._ends_at - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
             out, err = process.communicate()
-    lines = [json.loads(line) for line in out.splitlines()]
-    expected = len(names or scenarios_of(deployment))
-    failed = [line for line in lines if "error" in line]
-    found = {
-        "passed": len(lines) - len(failed),
-        "of": expected,
-        "failed": failed,
-        "exit status": process.returncode,
-        "s": {line["scenario"]: line["s"] for line in lines},
-    }
-    if failed or len(lines) < expected or process.returncode:
-        found["said"] = err[-3000:]
-    return found
+        whole = [line for line in out.splitlines(keepends=True) if line.endswith("\n")]
+        return [json.loads(line) for line in whole], process.returncode, err
+
+    def _combination(self, deployment: str, strategy: str) -> dict[str, Any]:
+        tried, _, _ = self.tried.result()
+        names = QUICK if SIMULATED else ()
+        lines, status, said = self._play("--one", deployment, strategy, *names)
+        expected = len(names or scenarios_of(deployment))
+        failed = [line for line in lines if "error" in line]
+        found = {
+            "passed": len(lines) - len(failed),
+            "of": expected,
+            "failed": failed,
+            "exit status": status,
+            "s": {line["scenario"]: line["s"] for line in lines},
+            "trials": {line["trial"]: [line["verdict"], line["s"]] for line in tried},
+        }
+        if failed or len(lines) < expected or status:
+            found |= {"said": said[-3000:], "trials": tried}
+        return found
 
 
 def passed(deployment: str, strategy: str, future: Future[dict[str, Any]]) -> dict[str, Any]:
@@ -96,10 +140,20 @@ def passed(deployment: str, strategy: str, future: Future[dict[str, Any]]) -> di
     return found
 
 
+def visible() -> list[str]:
+    """Name the devices, each as an environment names it; one without a name is the only one."""
+    count = 1 if SIMULATED else len(load_backend("cuda").devices())
+    named = os.environ.get(VISIBLE, ",".join(map(str, range(count)))).split(",")
+    return named[:count] if count > 1 else [""]
+
+
 def sections(device: Any) -> Sequence[evidence.Section]:
-    """One a combination; all of them run side by side."""
-    pool = ThreadPoolExecutor(AT_ONCE)
-    futures = [pool.submit(combination, *each) for each in COMBINATIONS]
+    """One a combination; they run side by side on all devices, and are waited for one after the other."""
+    stack = contextlib.ExitStack()
+    ends_at = time.monotonic() + LIMIT_S
+    places = [Place(stack, name, ends_at) for name in visible()]
+    futures = [places[number % len(places)].submit(*each) for number, each in enumerate(COMBINATIONS)]
+    atexit.register(stack.close)
     return [
         (f"scenarios, {', '.join(each)}", partial(passed, *each, future))
         for each, future in zip(COMBINATIONS, futures, strict=True)
@@ -109,5 +163,7 @@ def sections(device: Any) -> Sequence[evidence.Section]:
 if __name__ == "__main__":
     if sys.argv[1] == "--one":
         one(sys.argv[2], sys.argv[3], sys.argv[4:])
+    elif sys.argv[1] == "--trials":
+        trials()
     else:
         sys.exit(evidence.main(str(__doc__), sections))

@@ -8,7 +8,7 @@ out=${OUT:-$root/build/h200}
 mkdir -p "$out"
 cd "$root" || exit 1
 export DEVIPC_TRIAL_CACHE= PYTHONUNBUFFERED=1
-wanted=" ${*:-smoke submission pending_wait sticky namespaces torch_session death conformance demo handover sessions tensors hicache} "
+wanted=" ${*:-smoke submission pending_wait sticky namespaces torch_session death conformance demo handover sessions tensors hicache hicache_scenarios} "
 failed=
 step() {
     name=$1 limit=$2
@@ -28,7 +28,7 @@ demo() {
 }
 hicache() {
     bad=0
-    for part in latency death scenarios; do
+    for part in latency death; do
         timeout --kill-after=5 240 python3 -m backends.cuda.tests.hardware.hicache_$part --out "$out/hicache_$part.json" || bad=1
     done
     return $bad
@@ -50,6 +50,7 @@ step handover 90 python3 -m benchmarks.device_handover --backend cuda --out "$ou
 step sessions 60 python3 -m devipc bench sync --backend cuda --repetitions 500 --out "$out/sessions.json"
 step tensors 60 python3 -m pytest -v -p no:cacheprovider tests/integrations -m hardware
 step hicache 420 bash -c hicache
+check hicache_scenarios 345
 python3 -m backends.cuda.tests.hardware.collect "$out" "$out/results"
 echo "failed:${failed:- none}"
 [ -z "$failed" ]
