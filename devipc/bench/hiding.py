@@ -143,11 +143,12 @@ def measure_hiding(
 def measure_throttle(over: LocalGPURuntime, prompt: list[int], sizes: Sizes, target_s: float) -> dict[str, Any]:
     """Decode with a target that is missed; return how long it took until write-back was halved, or raise."""
     before, least = over._throttle, over.pool.page_nbytes
-    over._throttle = throttle = BackupThrottle(target_s, most_nbytes=64 * least, least_nbytes=least)
     pairs = _Pairs(over, prompt, sizes)
     handle = over.open_request()
     first = Prefill(handle=handle, start=0, tokens=tuple(prompt[:1]), sample=True)
     pairs._execute(open=(OpenRequest(handle=handle),), prefill=(first,))
+    pairs._execute(decode=(Decode(handle=handle),))  # a graph of another size is captured at its first use
+    over._throttle = throttle = BackupThrottle(target_s, most_nbytes=64 * least, least_nbytes=least)
     began, batches = time.perf_counter(), 0
     while not throttle.halvings and batches < 100:
         pairs._execute(decode=(Decode(handle=handle),))
