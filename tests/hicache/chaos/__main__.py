@@ -24,6 +24,8 @@ from typing import Any
 from tests.hicache.chaos.rig import ROUND_S
 from tests.hicache.enough import Enough, start, wait_for
 
+_SAY_S = 30.0
+
 
 class Summary:
     """What all rigs said."""
@@ -51,6 +53,11 @@ class Summary:
         for name, values in self.times.items():
             if name in told:
                 values.append(told[name])
+
+    def progress(self) -> str:
+        """Say how far it is, in a line."""
+        failed = sum(rig["failed"] != "" for rig in self.rigs)
+        return f"{self.kills.total()} kills, {self.under_way.total()} under way, {self.rounds} rounds, {failed} failed"
 
     def to_json(self) -> dict[str, Any]:
         kills, under_way = self.kills.total(), self.under_way.total()
@@ -82,12 +89,18 @@ def run(kills: int, rigs: int, seed: int, enough: Enough | None = None) -> dict[
     seeds = random.Random(seed)
     shares = [kills // rigs + (number < kills % rigs) for number in range(rigs)]
 
+    said = began
+
     def listen(process: subprocess.Popen[str]) -> None:
+        nonlocal said
         assert process.stdout is not None
         for line in process.stdout:
             if line.endswith("\n"):  # else it was killed while it said so
                 with lock:
                     summary.take(json.loads(line))
+                    if time.monotonic() > said + _SAY_S:
+                        said = time.monotonic()
+                        print(f"{said - began:.0f} s: {summary.progress()}", file=sys.stderr, flush=True)
         process.wait()
         process.stdout.close()
 
