@@ -23,7 +23,7 @@ from tests.hicache.chaos.holdings import holds, listing
 from tests.hicache.chaos.ledger import LedgerReader
 from tests.hicache.chaos.patience import Patience
 from tests.hicache.chaos.worker import WorkerProcess
-from tests.hicache.daemon.daemons import Daemon, alive, until
+from tests.hicache.daemon.daemons import Daemon, has_ended, until
 from tests.hicache.engine_with_faults import FOLDER, Faults
 from tests.hicache.enough import Enough
 
@@ -216,7 +216,7 @@ class Rig:
         if "daemon" in victim or fault == "daemon drained":
             self.daemon.wait()
             began = time.monotonic()
-            until(lambda: not alive(self.engine_pid), 5.0)
+            until(lambda: has_ended(self.engine_fd), 5.0)
             told["engine_outlived_s"] = time.monotonic() - began
             self._engine_is_gone()
             self._account(settled=False)
@@ -246,7 +246,7 @@ class Rig:
 
         status = until(serves, START_S)["engine"]
         if status["starts"] != self.starts:
-            assert not alive(self.engine_pid)
+            assert has_ended(self.engine_fd)
             self._engine_is_gone()
             assert ended, f"the engine ended by itself: {status['last_end']}"
             assert int(status["starts"]) == self.starts + 1, status["last_end"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import select
 import signal
 import subprocess
 import sys
@@ -134,6 +135,13 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def has_ended(pidfd: int) -> bool:
+    """Return True once its process ended: where many are started, another one may have the number by then."""
+    asked = select.poll()
+    asked.register(pidfd, select.POLLIN)
+    return bool(asked.poll(0))
 
 
 class RawClient:
