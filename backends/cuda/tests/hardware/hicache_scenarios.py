@@ -3,7 +3,9 @@
 The same scenarios as in ``tests/hicache``: clients that share the tier, pools of several shapes, random pages with the
 content of their keys, destinations poisoned before each restore, sentinels around all pages; streams that stand still,
 copies that are refused, cancels that race. Each combination runs in a process of its own; several visible devices share
-them. ``python -m backends.cuda.tests.hardware.hicache_scenarios --out FILE``.
+them. ``python -m backends.cuda.tests.hardware.hicache_scenarios --out FILE``. Where time is short, ``HICACHE_LINES``
+names some combinations, the first ones first (``daemon/polling messages/auto``), ``HICACHE_AT_ONCE`` how many a device
+has at a time, ``HICACHE_LIMIT_S`` the seconds for all.
 """
 
 from __future__ import annotations
@@ -42,10 +44,12 @@ STRATEGIES = ("stream_memop", "host_flag", "polling", "event", NOTHING)
 COMBINATIONS = [(INPROC, AUTO), (INPROC, NOTHING), (MESSAGES, AUTO), *((DAEMON, strategy) for strategy in STRATEGIES)]
 if SIMULATED:
     COMBINATIONS = COMBINATIONS[1:4]
+if "HICACHE_LINES" in os.environ:
+    COMBINATIONS = [tuple(line.split("/")) for line in os.environ["HICACHE_LINES"].split()]
 QUICK = ("two_clients_and_two_pools_get_back_what_they_stored", "layers_arrive_group_by_group")
-LIMIT_S = 330.0
+LIMIT_S = float(os.environ.get("HICACHE_LIMIT_S", 330))
 """For all of them together; what was not reached then is missing, and counts."""
-AT_ONCE = 2 if SIMULATED else 3
+AT_ONCE = int(os.environ.get("HICACHE_AT_ONCE", 2 if SIMULATED else 3))
 """On each device, which makes one context after the other: each scenario begins an engine process, and that has one."""
 TRIAL_S = 30.0
 ENVIRONMENT = {HOLD: holding.__name__, "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
