@@ -25,6 +25,7 @@ from tests.hicache.chaos.rig import ROUND_S
 from tests.hicache.enough import Enough, start, wait_for
 
 _SAY_S = 30.0
+_RIGS_A_SHARE = 3
 
 
 class Summary:
@@ -84,36 +85,48 @@ def _quantiles(values: list[float]) -> dict[str, float]:
 
 
 def run(kills: int, rigs: int, seed: int, enough: Enough | None = None) -> dict[str, Any]:
-    """Run all rigs to their end, or until it is enough; return the summary."""
+    """Run all rigs to their end, or until it is enough; return the summary.
+
+    What a rig that failed has not done, another one does, up to three; the failure stays one.
+    """
     summary, lock, began = Summary(), threading.Lock(), time.monotonic()
     seeds = random.Random(seed)
     shares = [kills // rigs + (number < kills % rigs) for number in range(rigs)]
-
+    seeds_of = [[seeds.randrange(2**31)] for _ in shares]
+    for more in seeds_of:
+        more += [seeds.randrange(2**31) for _ in range(_RIGS_A_SHARE - 1)]
+    processes: list[subprocess.Popen[str]] = []
     said = began
 
-    def listen(process: subprocess.Popen[str]) -> None:
+    def take(told: dict[str, Any]) -> None:
         nonlocal said
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.endswith("\n"):  # else it was killed while it said so
-                with lock:
-                    summary.take(json.loads(line))
-                    if time.monotonic() > said + _SAY_S:
-                        said = time.monotonic()
-                        print(f"{said - began:.0f} s: {summary.progress()}", file=sys.stderr, flush=True)
-        process.wait()
-        process.stdout.close()
+        with lock:
+            summary.take(told)
+            if time.monotonic() > said + _SAY_S:
+                said = time.monotonic()
+                print(f"{said - began:.0f} s: {summary.progress()}", file=sys.stderr, flush=True)
+
+    def work(share: int, own_seeds: list[int], folder: str) -> None:
+        for one in own_seeds:
+            process = start(["tests.hicache.chaos.rig", str(one), str(share)], stdout=subprocess.PIPE, folder=folder)
+            processes.append(process)
+            assert process.stdout is not None
+            told: dict[str, Any] = {}
+            for line in process.stdout:
+                if line.endswith("\n"):  # else it was killed while it said so
+                    told = json.loads(line)
+                    take(told)
+            process.wait()
+            process.stdout.close()
+            share -= told.get("kills", share)
+            if share <= 0 or not told["failed"] or enough:
+                return
 
     with tempfile.TemporaryDirectory() as folder:
-        processes = [
-            start(
-                ["tests.hicache.chaos.rig", str(seeds.randrange(2**31)), str(share)],
-                stdout=subprocess.PIPE,
-                folder=folder,
-            )
-            for share in shares
+        threads = [
+            threading.Thread(target=work, args=(share, own_seeds, folder))
+            for share, own_seeds in zip(shares, seeds_of, strict=True)
         ]
-        threads = [threading.Thread(target=listen, args=(process,)) for process in processes]
         for thread in threads:
             thread.start()
         why = wait_for(processes, lambda: any(thread.is_alive() for thread in threads), enough, 2 * ROUND_S)

@@ -252,6 +252,8 @@ class Rig:
             assert int(status["starts"]) == self.starts + 1, status["last_end"]
             self._engine_is(int(status["pid"]), int(status["starts"]))
         self._slow(0.0)
+        assert self.faults is not None
+        self.faults.refuse(0)  # those whose copies were to be refused may have died before
 
     # --- what must hold then -----------------------------------------------------------------------------------------
 
