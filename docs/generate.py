@@ -148,6 +148,26 @@ def bars(_folder: Path) -> str:
     return table(("What", "Bar", "Found", "", "Date"), rows)
 
 
+def requests(_folder: Path) -> str:
+    """Return what requests to the daemon cost without an accelerator, beside what they may."""
+    found = json.loads((ROOT / "benchmarks/results/control.json").read_text(encoding="utf-8"))
+    rows = []
+    for place, one in found["placements"].items():
+        calls = {**one["calls"], **{f"match_{row['keys']}_{row['kind']}": row["match"] for row in one["match"]}}
+        for name, times in calls.items():
+            limit = next((named for named in one["limits"].items() if named[0].startswith(name)), None)
+            bar = ("", "", "")
+            if limit is not None:
+                figure, held = limit
+                bar = (f"{held['value']} {_UNITS[figure.rpartition('_')[2]]}", f"at most {held['limit']:g}", "")
+                bar = (*bar[:2], "met" if held["kept"] else "missed")
+            p50, p99 = f"{times['median_us']:.0f}", f"{times['p99_us']:.0f}"
+            rows.append((place, name.replace("_", " "), p50, p99, *bar))
+    return table(("Processes", "Request", "p50, us", "p99, us", "Found", "Bar", ""), rows)
+
+
+_UNITS = {"bare": "of the bare round trip", "us": "us"}
+
 PARTS: dict[str, Callable[[Path], str]] = {
     "cases": catalogue,
     "matrix": matrix,
@@ -155,6 +175,7 @@ PARTS: dict[str, Callable[[Path], str]] = {
     "skips": skips,
     "scenarios": scenarios,
     "bars": bars,
+    "requests": requests,
 }
 """What can be asked for in a document, by a comment ``generated NAME``."""
 
