@@ -14,6 +14,7 @@ import threading
 from collections.abc import Container, Iterable
 
 from devipc.errors import DevIPCError, HandleError, ResourceExhausted
+from devipc.undoing import what_is_left
 
 __all__ = ["Descriptor", "close_fds", "explain_missing_fd", "file_of"]
 
@@ -133,5 +134,6 @@ def explain_missing_fd(error: DevIPCError, *, backend: str) -> DevIPCError:
                 remedy="raise `ulimit -n`, or release exports and mappings that are no longer used",
                 backend=backend,
                 status=error.status,
+                retryable=not what_is_left(error),
             )
     return error

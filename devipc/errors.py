@@ -72,6 +72,12 @@ class DevIPCError(Exception):
         Name of the backend and identity of the device, when known.
     status : VendorStatus or None
         The vendor's own answer, when a driver call was involved.
+
+    Attributes
+    ----------
+    left : tuple of Exception
+        What kept the rest of the failed call from being undone: what each names stays mapped or held until the process
+        ends.
     """
 
     default_code = "devipc"
@@ -95,12 +101,15 @@ class DevIPCError(Exception):
         self.backend = backend
         self.device = device
         self.status = status
+        self.left: tuple[Exception, ...] = ()
 
     def __str__(self) -> str:
         where = "/".join(part for part in (self.backend, self.device) if part)
         text = f"[{where}] {self.message}" if where else self.message
         if self.status is not None:
             text += f" ({self.status})"
+        if self.left:
+            text += f"; not undone until this process ends: {', '.join(map(_short, self.left))}"
         if self.remedy:
             text += f"; remedy: {self.remedy}"
         return text
@@ -117,6 +126,11 @@ class DevIPCError(Exception):
             "device": self.device,
             "status": str(self.status) if self.status is not None else "",
         }
+
+
+def _short(error: Exception) -> str:
+    status = error.status if isinstance(error, DevIPCError) else None
+    return str(status or error)
 
 
 class UsageError(DevIPCError):

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from devipc.capabilities import Capability
 from devipc.deadline import call_with_deadline
-from devipc.errors import CapabilityError, DevIPCError, DriverError, ResourceExhausted
+from devipc.errors import CapabilityError, DriverError, ResourceExhausted
 from devipc.interfaces.memory import DeviceMemoryIPC, SideBySide
 from devipc.types import ExportedExtent, HandleKind, OpenedExtent
+from devipc.undoing import raise_first, undo, what_is_left
 
 __all__ = ["close_extents", "duplicate_fds", "open_extents", "placement"]
 
@@ -93,11 +94,15 @@ def open_extents(
 
     def open_all() -> tuple[OpenedExtent, ...]:
         try:
-            return _open_all(memory, owned, on_refused)
+            return _open_all(memory, owned)
+        except Exception as error:
+            for one in what_is_left(error):  # of what was opened, and could not be closed again, by the backend or here
+                on_refused(one)
+            raise
         finally:
             close_fds()
 
-    opened = call_with_deadline(
+    return call_with_deadline(
         open_all,
         timeout_s=timeout_s,
         what="open",
@@ -105,27 +110,31 @@ def open_extents(
         unbegun=close_fds,
         around=around,
     )
-    if any(one.nbytes != extent.nbytes for one, extent in zip(opened, extents, strict=True)):
-        close_extents(memory, opened, on_refused=on_refused)
-        raise DriverError("the driver mapped another length than was shared", code="short_mapping")
-    return opened
 
 
-def _open_all(
-    memory: DeviceMemoryIPC, extents: Sequence[ExportedExtent], on_refused: Callable[[Exception], None]
-) -> tuple[OpenedExtent, ...]:
-    if len({extent.kind for extent in extents}) == 1 < len(extents) and isinstance(memory, SideBySide):
-        with contextlib.suppress(CapabilityError):  # a kind that the driver places itself: one by one
-            return memory.open_side_by_side(extents)
+def _open_all(memory: DeviceMemoryIPC, extents: Sequence[ExportedExtent]) -> tuple[OpenedExtent, ...]:
     opened: list[OpenedExtent] = []
     try:
-        for extent in extents:
+        opened += _open_beside(memory, extents)
+        for extent in extents[len(opened) :]:
             opened.append(memory.open(extent))
+        if any(one.nbytes != extent.nbytes for one, extent in zip(opened, extents, strict=True)):
+            raise DriverError("the driver mapped another length than was shared", code="short_mapping")
     except BaseException:
-        with contextlib.suppress(DevIPCError):  # what the open met is the cause
-            close_extents(memory, opened, on_refused=on_refused)
+        undo(close_extents, memory, opened)
         raise
     return tuple(opened)
+
+
+def _open_beside(memory: DeviceMemoryIPC, extents: Sequence[ExportedExtent]) -> tuple[OpenedExtent, ...]:
+    """Open all side by side, or nothing, where the backend cannot place them."""
+    if len({extent.kind for extent in extents}) == 1 < len(extents) and isinstance(memory, SideBySide):
+        try:
+            return memory.open_side_by_side(extents)
+        except CapabilityError as error:  # a kind that the driver places itself: one by one
+            if what_is_left(error):
+                raise
+    return ()
 
 
 def close_extents(
@@ -142,5 +151,4 @@ def close_extents(
         except Exception as error:
             failures.append(error)
             on_refused(error)
-    if failures:
-        raise failures[0]
+    raise_first(failures)

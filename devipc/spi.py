@@ -50,6 +50,7 @@ from devipc.types import (
     MemoryKind,
     OpenedExtent,
 )
+from devipc.undoing import note_left, raise_first, try_each, undo
 
 __all__ = [
     "CONTRACT_VERSION",
@@ -108,8 +109,12 @@ __all__ = [
     "futex_wait",
     "futex_wake",
     "hookimpl",
+    "note_left",
     "pinning_limits",
+    "raise_first",
     "report",
     "round_up",
+    "try_each",
+    "undo",
     "validate_memfd",
 ]

@@ -26,7 +26,16 @@ from dataclasses import dataclass
 from typing import SupportsIndex, cast
 
 from devipc.host.ranges import Range, Ranges
-from devipc.spi import ClosedError, DeviceLostError, ForkError, ResourceExhausted, UsageError, VendorStatus, report
+from devipc.spi import (
+    ClosedError,
+    DeviceLostError,
+    ForkError,
+    ResourceExhausted,
+    UsageError,
+    VendorStatus,
+    report,
+    undo,
+)
 
 __all__ = ["BACKEND", "HostDriver", "Queue", "whole"]
 
@@ -104,7 +113,7 @@ class Queue:
                     return
         except BaseException:
             if not self._has(lambda one: one is work):
-                self._driver.ranges.drop(held)
+                undo(self._driver.ranges.drop, held)
             raise
         self._do(work)
 
@@ -160,7 +169,7 @@ class Queue:
             dropped = list(self._work)
             self._work.clear()
         for work in dropped:
-            self._driver.ranges.drop(work.held)
+            self._drop(work)
 
     def _do(self, work: _Work) -> None:
         """Run what is the current work."""
@@ -170,13 +179,23 @@ class Queue:
         except BaseException as error:
             self._driver.lose(error)
         finally:
-            self._driver.ranges.drop(work.held)
+            self._drop(work)
         with self._lock:
             self._current = None
             self.completed += finished
             self._finished.notify_all()
             if self._work:  # which came while this ran in the call that submitted it
                 self._changed.notify()
+
+    def _drop(self, work: _Work) -> None:
+        """Let go of what work held; when memory that was given back is not unmapped then, the device is lost.
+
+        Nobody else would hear of it.
+        """
+        try:
+            self._driver.ranges.drop(work.held)
+        except Exception as error:
+            self._driver.lose(error)
 
     def _next(self) -> _Work | None:
         with self._lock:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from devipc.host.meminfo import open_proc
-from devipc.spi import PAGE_NBYTES, ResourceExhausted, round_up
+from devipc.spi import PAGE_NBYTES, ResourceExhausted, round_up, undo
 
 __all__ = ["Part", "Reservation", "map_now", "map_side_by_side", "move", "view_at", "writable_until"]
 
@@ -79,13 +79,20 @@ class Reservation:
         self.start = self._base + PAGE_NBYTES
 
     def unmap(self, at: int, nbytes: int) -> None:
-        """Unmap a part, which becomes a hole; the last one gives the whole range back."""
+        """Unmap a part, which becomes a hole; the last one gives the whole range back.
+
+        Raises
+        ------
+        ResourceExhausted
+            When the kernel keeps it, which needs a mapping more while it makes a hole. What stays goes with the whole
+            range.
+        """
         with self._lock:
             self._used -= nbytes
             if self._used <= 0:
-                _munmap(self._base, self._nbytes)
+                _check(_munmap(self._base, self._nbytes) == 0, "munmap", self._nbytes)
                 return
-        _mmap(at, nbytes, _PROT_NONE, _UNUSED | _MAP_FIXED, -1, 0)
+        _checked_mmap(at, nbytes, _PROT_NONE, _UNUSED | _MAP_FIXED, -1, 0)
 
 
 def map_side_by_side(extents: Sequence[Sequence[Part]]) -> tuple[Reservation, list[tuple[int, int, int]]]:
@@ -119,22 +126,25 @@ def map_side_by_side(extents: Sequence[Sequence[Part]]) -> tuple[Reservation, li
                 flags = mmap.MAP_SHARED | _MAP_FIXED
                 _checked_mmap(at, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, part.fd, part.offset - below)
                 at += length
-    except ResourceExhausted:
-        reservation.unmap(reservation.start, sum(sizes))
+    except BaseException:
+        undo(reservation.unmap, reservation.start, sum(sizes))
         raise
     return reservation, places
 
 
 def _checked_mmap(at: int | None, nbytes: int, protection: int, flags: int, fd: int, offset: int) -> int:
     address = _mmap(at, nbytes, protection, flags, fd, offset)
-    if address is None or address == _MAP_FAILED:
-        code = ctypes.get_errno()
+    _check(address not in (None, _MAP_FAILED), "mmap", nbytes)
+    return int(address)
+
+
+def _check(done: bool, call: str, nbytes: int) -> None:  # noqa: FBT001 - the one thing to know
+    if not done:
         raise ResourceExhausted(
-            f"mmap of {nbytes} bytes failed ({os.strerror(code)})",
+            f"{call} of {nbytes} bytes failed ({os.strerror(ctypes.get_errno())})",
             code="mmap",
             remedy="check `ulimit -v`, vm.max_map_count and the container's memory limit",
         )
-    return int(address)
 
 
 def map_now(address: int, nbytes: int) -> None:

@@ -40,6 +40,8 @@ from devipc.spi import (
     close_fds,
     create_memfd,
     round_up,
+    try_each,
+    undo,
     validate_memfd,
 )
 
@@ -153,9 +155,9 @@ class HostMemory:
                 added += 1
         except BaseException:
             for new in made[:added]:
-                self._driver.ranges.retire(new)
+                undo(self._driver.ranges.retire, new)
             for new in made[added:]:
-                new.dispose()
+                undo(new.dispose)
             raise
         return made
 
@@ -180,10 +182,14 @@ class HostMemory:
     def _give_back(self, old: Range) -> bool:
         with self._lock:
             # Under the lock, so that no export duplicates a number that another file has by then.
-            if not self._driver.ranges.retire(old):
-                return False
-            close_fds(block.fd for block in old.owner)
-            return True
+            try:
+                retired = self._driver.ranges.retire(old)
+            except ResourceExhausted:  # the kernel keeps it mapped
+                close_fds(block.fd for block in old.owner)
+                raise
+            if retired:
+                close_fds(block.fd for block in old.owner)
+            return retired
 
     def describe(self, ptr: int) -> AllocationInfo:
         """Say what ``ptr`` points into. Imported mappings are described by their shared part alone."""
@@ -270,9 +276,8 @@ class HostMemory:
 
     def close_all(self) -> None:
         """Give back what the caller left, when the device is closed."""
-        for left in self._driver.ranges.shut():
-            if left.kind is not MemoryKind.HOST:
-                self._give_back(left)
+        found = [left for left in self._driver.ranges.shut() if left.kind is not MemoryKind.HOST]
+        try_each([partial(self._give_back, left) for left in found])
 
 
 def _check_extent(extent: object) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from devipc.spi import ClosedError, MemoryKind, UsageError
+from devipc.spi import ClosedError, MemoryKind, UsageError, try_each
 
 __all__ = ["Range", "Ranges", "Rows", "loaded_numpy", "next_identity"]
 
@@ -210,7 +210,7 @@ class Ranges:
         return True
 
     def drop(self, held: Iterable[Range]) -> None:
-        """Count one piece of work less on each; the last one of a retired range disposes of it."""
+        """Count one piece of work less on each; the last one of a retired range disposes of it, or raises why not."""
         finished = []
         with self._lock:
             for one in held:
@@ -218,8 +218,8 @@ class Ranges:
                 if one.pending == 0 and not one.live:
                     finished.append(one)
             self._drained.notify_all()
-        for one in finished:
-            one.dispose()
+        if finished:
+            try_each([one.dispose for one in finished])
 
     def retire(self, old: Range) -> bool:
         """Take a range out: no new work may use it, and it is disposed of when the queued work has run.

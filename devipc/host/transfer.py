@@ -15,7 +15,17 @@ from devipc.host.driver import HostDriver, Queue, whole
 from devipc.host.maps import map_now, move, view_at, writable_until
 from devipc.host.meminfo import memory_info
 from devipc.host.ranges import Range, next_identity
-from devipc.spi import PAGE_NBYTES, ClosedError, HostRegistration, Marker, MemoryInfo, MemoryKind, Stream, UsageError
+from devipc.spi import (
+    PAGE_NBYTES,
+    ClosedError,
+    HostRegistration,
+    Marker,
+    MemoryInfo,
+    MemoryKind,
+    Stream,
+    UsageError,
+    undo,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -154,7 +164,7 @@ class HostTransfer:
             try:
                 source = ranges.hold(src, nbytes, what="src")
             except BaseException:
-                ranges.drop((target,))
+                undo(ranges.drop, (target,))
                 raise
             queue.submit(lambda: move(dst, src, nbytes), (target, source), brief=nbytes <= _BRIEF_NBYTES)
 
@@ -196,7 +206,7 @@ class HostTransfer:
         try:
             held += ranges.hold_many(src, src_nbytes, what="src", rows=src_rows)
         except BaseException:
-            ranges.drop(held)
+            undo(ranges.drop, held)
             raise
         return tuple(held)
 

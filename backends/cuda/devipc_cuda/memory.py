@@ -26,6 +26,7 @@ from devipc.spi import (
     Verdict,
     close_fds,
     round_up,
+    undo,
 )
 from devipc_cuda import driver, memory_query, payload
 from devipc_cuda.context import Context
@@ -120,7 +121,7 @@ class CudaMemory:
                     driver.call("cuMemsetD8Async", allocation.ptr, 0, allocation.nbytes, stream)
                     driver.call("cuStreamSynchronize", stream)
             except BaseException:
-                self._give_back(allocation)
+                undo(self._give_back, allocation)
                 raise
             with self._lock:
                 self._owned[allocation.ptr] = allocation

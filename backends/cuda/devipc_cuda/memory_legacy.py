@@ -25,6 +25,7 @@ from devipc.spi import (
     HandleKind,
     OpenedExtent,
     check_chunk,
+    undo,
 )
 from devipc_cuda import driver, payload
 from devipc_cuda.memory_query import Mapping
@@ -97,7 +98,7 @@ class LegacyMappings:
             try:
                 ptr = _locate(mapped.ptr, chunk, block_offset=block_offset, block_nbytes=block_nbytes)
             except BaseException:
-                driver.quietly(self._drop, mapped)
+                undo(self._drop, mapped)
                 raise
         return OpenedExtent(ptr, chunk.nbytes, mapped)
 

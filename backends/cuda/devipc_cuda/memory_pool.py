@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from devipc.spi import (
@@ -23,6 +24,8 @@ from devipc.spi import (
     check_chunk,
     explain_missing_fd,
     round_up,
+    try_each,
+    undo,
 )
 from devipc_cuda import driver, payload
 from devipc_cuda.context import Context
@@ -46,19 +49,20 @@ def allocate_from_pool(nbytes: int, *, ordinal: int, stream: Any) -> tuple[int, 
     try:
         nbytes = round_up(nbytes, BLOCK_NBYTES)
         ptr = int(driver.call("cuMemAllocFromPoolAsync", nbytes, pool, stream))
+    except BaseException:
+        undo(driver.call, "cuMemPoolDestroy", pool)
+        raise
+    try:
         driver.call("cuStreamSynchronize", stream)
     except BaseException:
-        driver.quietly(driver.call, "cuMemPoolDestroy", pool)
+        undo(partial(free_with_pool, ptr, pool, stream=stream))
         raise
     return ptr, nbytes, pool
 
 
 def free_with_pool(ptr: int, pool: Any, *, stream: Any) -> None:
     """Give an allocation and its pool back."""
-    try:
-        _free_in_order(ptr, stream)
-    finally:
-        driver.call("cuMemPoolDestroy", pool)
+    try_each([partial(_free_in_order, ptr, stream), partial(driver.call, "cuMemPoolDestroy", pool)])
 
 
 class PoolExports:
@@ -149,7 +153,7 @@ class PoolImports:
                 _, driver_nbytes = driver.call("cuMemGetAddressRange", pointer.ptr)
                 check_chunk(chunk, driver_nbytes=min(int(driver_nbytes), chunk.allocation_nbytes))
             except BaseException:
-                driver.quietly(self._drop, pointer)
+                undo(self._drop, pointer)
                 raise
         return OpenedExtent(pointer.ptr + chunk.offset, chunk.nbytes, pointer)
 
@@ -164,7 +168,7 @@ class PoolImports:
             native = driver.handle_from_bytes("CUmemPoolPtrExportData", data)
             ptr = int(driver.call("cuMemPoolImportPointer", pool.handle, native))
         except BaseException:
-            driver.quietly(self._drop_unused, pool)
+            undo(self._drop_unused, pool)
             raise
         pool.pointers += 1
         pointer = self._pointers[allocation] = _Pointer(pool, allocation, ptr)
@@ -182,7 +186,7 @@ class PoolImports:
             # Access does not travel with the pool.
             driver.call("cuMemPoolSetAccess", handle, [driver.access_desc(self._context.ordinal)], 1)
         except BaseException:
-            driver.quietly(driver.call, "cuMemPoolDestroy", handle)
+            undo(driver.call, "cuMemPoolDestroy", handle)
             raise
         pool = self._pools[identity] = _Pool(identity, handle)
         return pool
@@ -193,10 +197,12 @@ class PoolImports:
             return
         del self._pointers[pointer.allocation]
         pointer.pool.pointers -= 1
-        try:
-            _free_in_order(pointer.ptr, self._context.internal_stream())
-        finally:
-            self._drop_unused(pointer.pool)
+        try_each(
+            [
+                lambda: _free_in_order(pointer.ptr, self._context.internal_stream()),
+                partial(self._drop_unused, pointer.pool),
+            ]
+        )
 
     def _drop_unused(self, pool: _Pool) -> None:
         if not pool.pointers:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from devipc.spi import (
@@ -17,6 +18,7 @@ from devipc.spi import (
     Chunk,
     Descriptor,
     DevIPCError,
+    DriverError,
     ExportedExtent,
     HandleError,
     HandleKind,
@@ -25,7 +27,11 @@ from devipc.spi import (
     check_chunk,
     close_fds,
     explain_missing_fd,
+    note_left,
+    raise_first,
     round_up,
+    try_each,
+    undo,
 )
 from devipc_cuda import driver, payload
 from devipc_cuda.memory_query import Mapping, mappings_from
@@ -69,7 +75,8 @@ class Reservation:
     def release(self, start: int = 0, nbytes: int | None = None) -> None:
         """Unmap in reverse order what begins in ``[start, start + nbytes)``, everything by default.
 
-        The addresses go back with the last mapping. Every step is tried, the first failure is raised.
+        The addresses go back with the last mapping. Every step is tried, the first failure is raised. What the driver
+        does not unmap keeps the addresses, so that nothing else is ever mapped there; calling this again tries again.
         """
         failures: list[DevIPCError] = []
         end = self.nbytes if nbytes is None else start + nbytes
@@ -80,18 +87,20 @@ class Reservation:
                 (gone if start <= mapping.base - self.base < end else kept).append(mapping)
             self._mapped = kept
             self._busy += 1
+        stuck = []
         for mapping in reversed(gone):
-            _try(failures, "cuMemUnmap", mapping.base, mapping.nbytes)
+            if not _try(failures, "cuMemUnmap", mapping.base, mapping.nbytes):
+                stuck.append(mapping)
         with self._lock:
+            self._mapped += reversed(stuck)
             self._busy -= 1  # who is last frees the addresses, once nobody unmaps in them any more
             last = not self._mapped and not self._busy
             base = self.base if last else 0
             if last:
                 self.base = 0
-        if base:
-            _try(failures, "cuMemAddressFree", base, self.nbytes)
-        if failures:
-            raise failures[0]
+        if base and not _try(failures, "cuMemAddressFree", base, self.nbytes):
+            self.base = base
+        raise_first(failures)
 
 
 class Placed:
@@ -115,11 +124,13 @@ class Placed:
         self._reservation.release(self._start, self._nbytes)
 
 
-def _try(failures: list[DevIPCError], name: str, *args: Any) -> None:
+def _try(failures: list[DevIPCError], name: str, *args: Any) -> bool:
     try:
         driver.call(name, *args)
     except DevIPCError as error:
         failures.append(error)
+        return False
+    return True
 
 
 def granularity(ordinal: int) -> int:
@@ -134,11 +145,32 @@ def allocate_vmm(sizes: Sequence[int], *, ordinal: int) -> Reservation:
     try:
         for nbytes in sizes:
             blocks.append(_create_block(nbytes, ordinal=ordinal))
-        return map_side_by_side(blocks, ordinal=ordinal)
-    finally:
-        # The mapping keeps the memory; unmapping frees it.
-        for handle, _ in blocks:
-            driver.call("cuMemRelease", handle)
+        reservation = map_side_by_side(blocks, ordinal=ordinal)
+    except BaseException:
+        undo(_let_go, blocks)
+        raise
+    return _alone(reservation, blocks)
+
+
+def _alone(reservation: Reservation, blocks: Sequence[tuple[Any, int]]) -> Reservation:
+    """Let go of the handles of what was mapped: the mapping keeps the memory, unmapping frees it; all or nothing."""
+    try:
+        _let_go(blocks)
+    except DevIPCError as error:
+        undo(reservation.release)
+        refused = DriverError(
+            "the driver does not let go of a handle of memory that it has mapped",
+            code="not_let_go",
+            remedy="restart this process: it keeps the memory from its owner",
+            status=error.status,
+        )
+        note_left(refused, error)
+        raise refused from error
+    return reservation
+
+
+def _let_go(blocks: Sequence[tuple[Any, int]]) -> None:
+    try_each([partial(driver.call, "cuMemRelease", handle) for handle, _ in reversed(blocks)])
 
 
 def _create_block(nbytes: int, *, ordinal: int) -> tuple[Any, int]:
@@ -166,7 +198,7 @@ def map_side_by_side(blocks: Sequence[tuple[Any, int]], *, ordinal: int) -> Rese
             offset += nbytes
         reservation.allow()
     except BaseException:
-        driver.quietly(reservation.release)
+        undo(reservation.release)
         raise
     return reservation
 
@@ -200,10 +232,14 @@ def _export_block(base: int) -> int:
     try:
         fd = int(driver.call("cuMemExportToShareableHandle", handle, driver.fd_handle_type(), 0))
     except DevIPCError as error:
+        undo(driver.call, "cuMemRelease", handle)
         raise explain_missing_fd(error, backend="cuda") from error
-    finally:
+    try:
         driver.call("cuMemRelease", handle)
-    os.set_inheritable(fd, False)
+        os.set_inheritable(fd, False)
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
 
 
@@ -215,27 +251,19 @@ def open_vmm(extents: Sequence[ExportedExtent], *, ordinal: int) -> list[OpenedE
     chunks = [chunk for extent in extents for chunk in extent.chunks]
     for chunk in chunks:
         check_chunk(chunk, driver_nbytes=chunk.allocation_nbytes)
-    handles: list[Any] = []
+    blocks: list[tuple[Any, int]] = []
     own: list[Descriptor] = []
     try:
-        for fd in (fd for extent in extents for fd in extent.fds):
-            own.append(Descriptor(fd, backend="cuda"))
-            handles.append(_import_block(own[-1].number, ordinal=ordinal))
-        sizes = [chunk.allocation_nbytes for chunk in chunks]
         try:
-            reservation = map_side_by_side(list(zip(handles, sizes, strict=True)), ordinal=ordinal)
-        except DevIPCError as error:
-            # An H200 (driver 580) answers "not supported" to a mapping larger than the block.
-            if error.status is not None and error.status.value in (INVALID_VALUE, NOT_SUPPORTED):
-                raise BoundsError(
-                    f"the driver cannot map blocks of the sizes that the exporter announced: {sorted(set(sizes))}",
-                    remedy="the exporter's handle is wrong or was changed on the way; export again",
-                    status=error.status,
-                ) from error
+            for fd, chunk in zip((fd for extent in extents for fd in extent.fds), chunks, strict=True):
+                own.append(Descriptor(fd, backend="cuda"))
+                blocks.append((_import_block(own[-1].number, ordinal=ordinal), chunk.allocation_nbytes))
+            reservation = _map_imported(blocks, ordinal=ordinal)
+        except BaseException:
+            undo(_let_go, blocks)
             raise
+        _alone(reservation, blocks)
     finally:
-        for handle in reversed(handles):
-            driver.attempt("cuMemRelease", handle)
         for descriptor in own:
             descriptor.close()
     opened, at = [], 0
@@ -247,20 +275,41 @@ def open_vmm(extents: Sequence[ExportedExtent], *, ordinal: int) -> list[OpenedE
     return opened
 
 
+def _map_imported(blocks: Sequence[tuple[Any, int]], *, ordinal: int) -> Reservation:
+    try:
+        return map_side_by_side(blocks, ordinal=ordinal)
+    except DevIPCError as error:
+        # An H200 (driver 580) answers "not supported" to a mapping larger than the block.
+        if error.status is not None and error.status.value in (INVALID_VALUE, NOT_SUPPORTED):
+            sizes = sorted({nbytes for _, nbytes in blocks})
+            raise BoundsError(
+                f"the driver cannot map blocks of the sizes that the exporter announced: {sizes}",
+                remedy="the exporter's handle is wrong or was changed on the way; export again",
+                status=error.status,
+            ) from error
+        raise
+
+
 def _import_block(fd: int, *, ordinal: int) -> Any:
     try:
         handle = driver.call("cuMemImportFromShareableHandle", fd, driver.fd_handle_type())
     except DevIPCError as error:
         raise explain_missing_fd(error, backend="cuda") from error
+    try:
+        _check_imported(handle, ordinal=ordinal)
+    except BaseException:
+        undo(driver.call, "cuMemRelease", handle)
+        raise
+    return handle
+
+
+def _check_imported(handle: Any, *, ordinal: int) -> None:
     status, prop = driver.attempt("cuMemGetAllocationPropertiesFromHandle", handle)
     if status == 0 and int(prop.location.type) == 1 and int(prop.location.id) != ordinal:
-        driver.attempt("cuMemRelease", handle)
         raise HandleError(
             f"the memory is on device {prop.location.id} of this process, not on device {ordinal}",
             code="wrong_device",
             remedy="open the extent on the device that the exporter named",
         )
     if status not in (0, INVALID_VALUE):
-        driver.attempt("cuMemRelease", handle)
         raise error_for("cuMemGetAllocationPropertiesFromHandle", status, driver.name_of(status))
-    return handle

@@ -25,6 +25,7 @@ from devipc.spi import (
     UsageError,
     Verdict,
     close_fds,
+    undo,
 )
 from devipc_hip import driver, memory_query, payload
 from devipc_hip.context import Context
@@ -113,7 +114,7 @@ class HipMemory:
                     driver.call("hipMemsetAsync", allocation.ptr, 0, allocation.nbytes, stream)
                     driver.call("hipStreamSynchronize", stream)
             except BaseException:
-                self._give_back(allocation)
+                undo(self._give_back, allocation)
                 raise
             with self._lock:
                 self._owned[allocation.ptr] = allocation

@@ -31,6 +31,7 @@ from devipc.spi import (
     close_fds,
     explain_missing_fd,
     round_up,
+    undo,
 )
 from devipc_hip import driver, layouts, payload
 from devipc_hip.context import Context
@@ -95,25 +96,28 @@ class DmabufKind:
     def _try(self) -> Capability | None:
         ptr, nbytes, canary = allocate_plain(1, self._context)
         try:
-            info = AllocationInfo(ptr, nbytes, MemoryKind.DEVICE, 0, (HandleKind.DMABUF,))
-            extent = export_dmabuf(ptr, nbytes, info=info, canary=canary)
-            try:
-                mapping = open_dmabuf(extent, self._context).token
-                assert isinstance(mapping, DmabufMapping)
-                close_dmabuf(mapping)
-            finally:
-                close_fds(extent.fds)
-        except (ResourceExhausted, DeviceLostError):
-            raise
-        except DevIPCError as error:
+            self._open_own(ptr, nbytes, canary)
+        except BaseException as error:
+            undo(driver.call, "hipFree", ptr)
+            if not isinstance(error, DevIPCError) or isinstance(error, (ResourceExhausted, DeviceLostError)):
+                raise
             return Capability.no(
                 f"a dma-buf of this process's own memory cannot be used: {error.message}",
                 remedy=_REMEDY,
-                evidence=str(error.status or error.code),
+                evidence=str(error if error.left else error.status or error.code),
             )
-        finally:
-            driver.quietly(driver.call, "hipFree", ptr)
+        driver.call("hipFree", ptr)
         return None
+
+    def _open_own(self, ptr: int, nbytes: int, canary: bytes) -> None:
+        info = AllocationInfo(ptr, nbytes, MemoryKind.DEVICE, 0, (HandleKind.DMABUF,))
+        extent = export_dmabuf(ptr, nbytes, info=info, canary=canary)
+        try:
+            mapping = open_dmabuf(extent, self._context).token
+            assert isinstance(mapping, DmabufMapping)
+            close_dmabuf(mapping)
+        finally:
+            close_fds(extent.fds)
 
 
 def _why_not(version: int) -> Capability | None:
@@ -184,7 +188,7 @@ def _open_once(fd: int, chunk: Chunk, canary: bytes, whole: int, context: Contex
         memory = open_in_time(
             context,
             lambda: int(driver.call("hipImportExternalMemory", layouts.external_fd(own.number, whole))),
-            lambda opened: driver.attempt("hipDestroyExternalMemory", opened),
+            lambda opened: driver.call("hipDestroyExternalMemory", opened),
             "hipImportExternalMemory",
         )
     except DevIPCError as error:
@@ -201,7 +205,7 @@ def _open_once(fd: int, chunk: Chunk, canary: bytes, whole: int, context: Contex
         mapping = DmabufMapping(memory, int(driver.call("hipExternalMemoryGetMappedBuffer", memory, part)))
         check_opened(mapping.ptr, chunk, canary, _opened(mapping.ptr, chunk, canary, whole), context)
     except BaseException:
-        driver.quietly(driver.call, "hipDestroyExternalMemory", memory)
+        undo(driver.call, "hipDestroyExternalMemory", memory)
         raise
     finally:
         own.close()

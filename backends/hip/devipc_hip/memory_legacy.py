@@ -24,6 +24,7 @@ from devipc.spi import (
     ExportedExtent,
     HandleKind,
     OpenedExtent,
+    undo,
 )
 from devipc_hip import driver, payload
 from devipc_hip.context import Context
@@ -150,13 +151,13 @@ class LegacyMappings:
         ptr = open_in_time(
             self._context,
             lambda: int(driver.call("hipIpcOpenMemHandle", handle, _LAZY_ENABLE_PEER_ACCESS)),
-            lambda opened: driver.attempt("hipIpcCloseMemHandle", opened),
+            lambda opened: driver.call("hipIpcCloseMemHandle", opened),
             "hipIpcOpenMemHandle",
         )
         try:
             self._check(ptr, chunk, canary)
         except BaseException:
-            driver.quietly(driver.call, "hipIpcCloseMemHandle", ptr)
+            undo(driver.call, "hipIpcCloseMemHandle", ptr)
             raise
         return ptr
 

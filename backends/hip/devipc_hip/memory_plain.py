@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from devipc.spi import PAGE_NBYTES, BoundsError, Chunk, HandleError, check_chunk, round_up
+from devipc.spi import PAGE_NBYTES, BoundsError, Chunk, HandleError, check_chunk, round_up, undo
 from devipc_hip import driver
 from devipc_hip.context import Context
 from devipc_hip.memory_query import Mapping
@@ -50,7 +50,7 @@ def allocate_plain(nbytes: int, context: Context) -> tuple[int, int, bytes]:
     try:
         _copy(ptr + whole - TAIL_NBYTES, ctypes.create_string_buffer(canary, CANARY_NBYTES), context, to_device=True)
     except BaseException:
-        driver.quietly(driver.call, "hipFree", ptr)
+        undo(driver.call, "hipFree", ptr)
         raise
     return ptr, whole - TAIL_NBYTES, canary
 
@@ -115,7 +115,7 @@ def attach(opening: Callable[[], T]) -> T:
         try:
             return opening()
         except WrongMemory as error:
-            if not error.retryable:
+            if not error.retryable:  # nor is one whose opening could not be undone
                 raise
             time.sleep(_PAUSE_S)
     return opening()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass
+from functools import partial
 
 from devipc.spi import (
     AllocationInfo,
@@ -22,6 +23,8 @@ from devipc.spi import (
     check_chunk,
     explain_missing_fd,
     round_up,
+    try_each,
+    undo,
 )
 from devipc_hip import driver, layouts, payload
 from devipc_hip.context import Context
@@ -46,19 +49,20 @@ def allocate_from_pool(nbytes: int, *, ordinal: int, stream: int) -> tuple[int, 
     try:
         nbytes = round_up(nbytes, BLOCK_NBYTES)
         ptr = int(driver.call("hipMallocFromPoolAsync", nbytes, pool, stream))
+    except BaseException:
+        undo(driver.call, "hipMemPoolDestroy", pool)
+        raise
+    try:
         driver.call("hipStreamSynchronize", stream)
     except BaseException:
-        driver.quietly(driver.call, "hipMemPoolDestroy", pool)
+        undo(partial(free_with_pool, ptr, pool, stream=stream))
         raise
     return ptr, nbytes, pool
 
 
 def free_with_pool(ptr: int, pool: int, *, stream: int) -> None:
     """Give an allocation and its pool back."""
-    try:
-        _free_in_order(ptr, stream)
-    finally:
-        driver.call("hipMemPoolDestroy", pool)
+    try_each([partial(_free_in_order, ptr, stream), partial(driver.call, "hipMemPoolDestroy", pool)])
 
 
 class PoolExports:
@@ -146,7 +150,7 @@ class PoolImports:
                 _, driver_nbytes = driver.call("hipMemGetAddressRange", pointer.ptr)
                 check_chunk(chunk, driver_nbytes=min(int(driver_nbytes), chunk.allocation_nbytes))
             except BaseException:
-                driver.quietly(self._drop, pointer)
+                undo(self._drop, pointer)
                 raise
         return OpenedExtent(pointer.ptr + chunk.offset, chunk.nbytes, pointer)
 
@@ -161,11 +165,11 @@ class PoolImports:
             ptr = open_in_time(
                 self._context,
                 lambda: int(driver.call("hipMemPoolImportPointer", pool.handle, data)),
-                lambda opened: driver.attempt("hipFree", opened),
+                lambda opened: driver.call("hipFree", opened),
                 "hipMemPoolImportPointer",
             )
         except BaseException:
-            driver.quietly(self._drop_unused, pool)
+            undo(self._drop_unused, pool)
             raise
         pool.pointers += 1
         pointer = self._pointers[allocation] = _Pointer(pool, allocation, ptr)
@@ -177,7 +181,7 @@ class PoolImports:
             handle = open_in_time(
                 self._context,
                 lambda: int(driver.call("hipMemPoolImportFromShareableHandle", own.number, driver.FD, 0)),
-                lambda opened: driver.attempt("hipMemPoolDestroy", opened),
+                lambda opened: driver.call("hipMemPoolDestroy", opened),
                 "hipMemPoolImportFromShareableHandle",
             )
         except DevIPCError as error:
@@ -188,7 +192,7 @@ class PoolImports:
             # Access does not travel with the pool.
             driver.call("hipMemPoolSetAccess", handle, layouts.access_desc(self._context.ordinal), 1)
         except BaseException:
-            driver.quietly(driver.call, "hipMemPoolDestroy", handle)
+            undo(driver.call, "hipMemPoolDestroy", handle)
             raise
         pool = self._pools[identity] = _Pool(identity, handle)
         return pool
@@ -199,10 +203,12 @@ class PoolImports:
             return
         del self._pointers[pointer.allocation]
         pointer.pool.pointers -= 1
-        try:
-            _free_in_order(pointer.ptr, self._context.internal_stream())
-        finally:
-            self._drop_unused(pointer.pool)
+        try_each(
+            [
+                lambda: _free_in_order(pointer.ptr, self._context.internal_stream()),
+                partial(self._drop_unused, pointer.pool),
+            ]
+        )
 
     def _drop_unused(self, pool: _Pool) -> None:
         if not pool.pointers:

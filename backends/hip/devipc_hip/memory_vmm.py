@@ -15,6 +15,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Sequence
+from functools import partial
 
 from devipc.spi import (
     BoundsError,
@@ -23,6 +24,7 @@ from devipc.spi import (
     Chunk,
     Descriptor,
     DevIPCError,
+    DriverError,
     ExportedExtent,
     HandleKind,
     OpenedExtent,
@@ -31,7 +33,11 @@ from devipc.spi import (
     check_chunk,
     close_fds,
     explain_missing_fd,
+    note_left,
+    raise_first,
     round_up,
+    try_each,
+    undo,
 )
 from devipc_hip import driver, layouts, payload
 from devipc_hip.context import Context
@@ -72,23 +78,28 @@ class Reservation:
         driver.call("hipMemSetAccess", self.base, self.nbytes, layouts.access_desc(self._ordinal), 1)
 
     def release(self) -> None:
-        """Unmap in reverse order and give the addresses back; every step is tried, the first failure is raised."""
+        """Unmap in reverse order and give the addresses back; every step is tried, the first failure is raised.
+
+        What the runtime does not unmap keeps the addresses, so that nothing else is ever mapped there; calling this
+        again tries again.
+        """
         failures: list[DevIPCError] = []
-        while self._mapped:
-            mapping = self._mapped.pop()
-            _try(failures, "hipMemUnmap", mapping.base, mapping.nbytes)
-        if self.base:
-            base, self.base = self.base, 0
-            _try(failures, "hipMemAddressFree", base, self.nbytes)
-        if failures:
-            raise failures[0]
+        mapped, self._mapped = self._mapped, []
+        for mapping in reversed(mapped):
+            if not _try(failures, "hipMemUnmap", mapping.base, mapping.nbytes):
+                self._mapped.insert(0, mapping)
+        if self.base and not self._mapped and _try(failures, "hipMemAddressFree", self.base, self.nbytes):
+            self.base = 0
+        raise_first(failures)
 
 
-def _try(failures: list[DevIPCError], name: str, *args: int) -> None:
+def _try(failures: list[DevIPCError], name: str, *args: int) -> bool:
     try:
         driver.call(name, *args)
     except DevIPCError as error:
         failures.append(error)
+        return False
+    return True
 
 
 def _granularity(ordinal: int) -> int:
@@ -102,11 +113,32 @@ def allocate_vmm(sizes: Sequence[int], *, ordinal: int) -> Reservation:
     try:
         for nbytes in sizes:
             blocks.append(_create_block(nbytes, ordinal=ordinal))
-        return _map_side_by_side(blocks, ordinal=ordinal)
-    finally:
-        # The mapping keeps the memory; unmapping frees it.
-        for handle, _ in blocks:
-            driver.call("hipMemRelease", handle)
+        reservation = _map_side_by_side(blocks, ordinal=ordinal)
+    except BaseException:
+        undo(_let_go, blocks)
+        raise
+    return _alone(reservation, blocks)
+
+
+def _alone(reservation: Reservation, blocks: Sequence[tuple[int, int]]) -> Reservation:
+    """Let go of the handles of what was mapped: the mapping keeps the memory, unmapping frees it; all or nothing."""
+    try:
+        _let_go(blocks)
+    except DevIPCError as error:
+        undo(reservation.release)
+        refused = DriverError(
+            "the runtime does not let go of a handle of memory that it has mapped",
+            code="not_let_go",
+            remedy="restart this process: it keeps the memory from its owner",
+            status=error.status,
+        )
+        note_left(refused, error)
+        raise refused from error
+    return reservation
+
+
+def _let_go(blocks: Sequence[tuple[int, int]]) -> None:
+    try_each([partial(driver.call, "hipMemRelease", handle) for handle, _ in reversed(blocks)])
 
 
 def _create_block(nbytes: int, *, ordinal: int) -> tuple[int, int]:
@@ -134,7 +166,7 @@ def _map_side_by_side(blocks: Sequence[tuple[int, int]], *, ordinal: int) -> Res
             offset += nbytes
         reservation.allow()
     except BaseException:
-        driver.quietly(reservation.release)
+        undo(reservation.release)
         raise
     return reservation
 
@@ -166,9 +198,16 @@ def _export_mapped(base: int) -> int:
     """Return a descriptor for the physical memory behind ``base``; owned by the caller, closed on exec."""
     handle = driver.call("hipMemRetainAllocationHandle", base)
     try:
-        return _export_handle(handle)
-    finally:
+        fd = _export_handle(handle)
+    except BaseException:
+        undo(driver.call, "hipMemRelease", handle)
+        raise
+    try:
         driver.call("hipMemRelease", handle)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def _export_handle(handle: int) -> int:
@@ -213,28 +252,20 @@ class VmmImports:
         """
         for chunk in extent.chunks:
             check_chunk(chunk, driver_nbytes=chunk.allocation_nbytes)
-        handles: list[int] = []
+        blocks: list[tuple[int, int]] = []
         own: list[Descriptor] = []
-        ordinal = self._context.ordinal
         try:
-            for fd, chunk in zip(extent.fds, extent.chunks, strict=True):
-                _check_size(fd, chunk.allocation_nbytes)
-                own.append(Descriptor(fd, backend="hip"))
-                handles.append(self._import(own[-1]))
-            sizes = [chunk.allocation_nbytes for chunk in extent.chunks]
             try:
-                reservation = _map_side_by_side(list(zip(handles, sizes, strict=True)), ordinal=ordinal)
-            except DevIPCError as error:
-                if error.status is not None and error.status.value in (INVALID_VALUE, NOT_SUPPORTED):
-                    raise BoundsError(
-                        f"the runtime cannot map blocks of the sizes that the exporter announced: {sorted(set(sizes))}",
-                        remedy="the exporter's handle is wrong or was changed on the way; export again",
-                        status=error.status,
-                    ) from error
-                raise explain_missing_fd(error, backend="hip") from error
+                for fd, chunk in zip(extent.fds, extent.chunks, strict=True):
+                    _check_size(fd, chunk.allocation_nbytes)
+                    own.append(Descriptor(fd, backend="hip"))
+                    blocks.append((self._import(own[-1]), chunk.allocation_nbytes))
+                reservation = _map_imported(blocks, ordinal=self._context.ordinal)
+            except BaseException:
+                undo(_let_go, blocks)
+                raise
+            _alone(reservation, blocks)
         finally:
-            for handle in reversed(handles):
-                driver.attempt("hipMemRelease", handle)
             for descriptor in own:
                 descriptor.close()
         return OpenedExtent(reservation.base + extent.chunks[0].offset, extent.nbytes, reservation)
@@ -251,7 +282,7 @@ class VmmImports:
         return open_in_time(
             self._context,
             lambda: _import_handle(own.number, by_address=by_address),
-            lambda opened: driver.attempt("hipMemRelease", opened),
+            lambda opened: driver.call("hipMemRelease", opened),
             "hipMemImportFromShareableHandle",
         )
 
@@ -266,8 +297,10 @@ class VmmImports:
                         self._by_address = self._takes_address(Descriptor(fd, backend="hip"))
                     finally:
                         os.close(fd)
-                finally:
-                    driver.call("hipMemRelease", handle)
+                except BaseException:
+                    undo(driver.call, "hipMemRelease", handle)
+                    raise
+                driver.call("hipMemRelease", handle)
             return self._by_address
 
     def _takes_address(self, own: Descriptor) -> bool:
@@ -278,9 +311,25 @@ class VmmImports:
             if error.code == "driver_blocked":
                 raise
             return False
-        driver.call("hipMemRelease", handle)
-        own.close()
+        try:
+            driver.call("hipMemRelease", handle)
+        finally:
+            own.close()
         return True
+
+
+def _map_imported(blocks: Sequence[tuple[int, int]], *, ordinal: int) -> Reservation:
+    try:
+        return _map_side_by_side(blocks, ordinal=ordinal)
+    except DevIPCError as error:
+        if error.status is not None and error.status.value in (INVALID_VALUE, NOT_SUPPORTED):
+            sizes = sorted({nbytes for _, nbytes in blocks})
+            raise BoundsError(
+                f"the runtime cannot map blocks of the sizes that the exporter announced: {sizes}",
+                remedy="the exporter's handle is wrong or was changed on the way; export again",
+                status=error.status,
+            ) from error
+        raise explain_missing_fd(error, backend="hip") from error
 
 
 def _import_handle(fd: int, *, by_address: bool) -> int:

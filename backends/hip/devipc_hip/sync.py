@@ -146,7 +146,7 @@ class HipEvents:
         opened = open_in_time(
             self._context,
             lambda: int(driver.call("hipIpcOpenEventHandle", payload[1:])),
-            lambda event: driver.attempt("hipEventDestroy", event),
+            lambda event: driver.call("hipEventDestroy", event),
             "hipIpcOpenEventHandle",
         )
         return HipEvent(opened, opened=True)

@@ -15,7 +15,7 @@ import itertools
 import threading
 from typing import Any
 
-from devipc.spi import ClosedError, DevIPCError
+from devipc.spi import ClosedError, DevIPCError, undo
 from devipc_levelzero import driver
 from devipc_levelzero.abi import ContextDesc, QueueDesc, QueueGroup, make
 from devipc_levelzero.events import EventArena
@@ -162,7 +162,7 @@ class Context:
         try:
             self.call("zeCommandListAppendMemoryFill", stream.handle, ptr, self.ref(zero), 1, nbytes, None, 0, None)
         except BaseException:
-            driver.quietly(self.destroy, stream)
+            undo(self.destroy, stream)
             raise
         self.finish(stream)
 
@@ -189,7 +189,7 @@ class Context:
         try:
             self.synchronize(stream)
         except BaseException:
-            driver.quietly(self.destroy, stream)
+            undo(self.destroy, stream)
             raise
         self.destroy(stream)
 

@@ -20,6 +20,7 @@ from devipc.spi import (
     ExportedExtent,
     HandleKind,
     explain_missing_fd,
+    undo,
 )
 from devipc_levelzero import driver
 from devipc_levelzero.abi import HANDLE_NBYTES, IpcHandle
@@ -66,7 +67,7 @@ class Exports:
         try:
             fd = self._descriptor(raw)
         except BaseException:
-            driver.quietly(self._put, raw)
+            undo(self._put, raw)
             raise
         number = next(self._numbers).to_bytes(8, "little")
         with self._lock:
@@ -122,7 +123,7 @@ class Exports:
             found = [number for number, got in self._got.items() if got.base == base]
             gone = [self._got.pop(number) for number in found]
         for got in gone:
-            driver.quietly(self._put, got.raw)
+            driver.quietly(self._put, got.raw)  # freeing does what is missing
 
     def _put(self, raw: bytes) -> None:
         """Put a handle back; where loader or driver lack the call, freeing the memory does it."""

@@ -20,8 +20,8 @@ from devipc.spi import (
     check_chunk,
     check_payloads,
     explain_missing_fd,
+    undo,
 )
-from devipc_levelzero import driver
 from devipc_levelzero.abi import MemoryProperties, make
 from devipc_levelzero.context import Context
 from devipc_levelzero.exports import PAYLOAD_NBYTES, VERSION
@@ -79,7 +79,7 @@ class Imports:
             try:
                 check_chunk(chunk, driver_nbytes=min(self._reach(mapped.ptr, memory_type), chunk.allocation_nbytes))
             except BaseException:
-                driver.quietly(self._drop, mapped)
+                undo(self._drop, mapped)
                 raise
         return OpenedExtent(mapped.ptr + chunk.offset, chunk.nbytes, mapped)
 

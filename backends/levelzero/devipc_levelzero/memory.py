@@ -32,6 +32,7 @@ from devipc.spi import (
     Verdict,
     close_fds,
     round_up,
+    undo,
 )
 from devipc_levelzero import driver
 from devipc_levelzero.abi import DeviceMemoryDesc, IpcFlags, MemoryProperties, make
@@ -116,7 +117,7 @@ class LevelZeroMemory:
             if zero:
                 context.fill_zero(allocation.ptr, size)
         except BaseException:
-            driver.quietly(context.call, "zeMemFree", context.handle, allocation.ptr)
+            undo(context.call, "zeMemFree", context.handle, allocation.ptr)
             raise
         return self._remember(allocation)
 

@@ -32,6 +32,7 @@ from devipc.spi import (
     UsageError,
     Verdict,
     file_of,
+    undo,
 )
 from devipc_levelzero import driver
 from devipc_levelzero.abi import HANDLE_NBYTES, IpcFlags, IpcHandle, make
@@ -150,7 +151,7 @@ class LevelZeroEvents:
             pool.fd = number_in(pool.raw)
             pool.file = self._file_of(pool.fd)
         except BaseException:
-            driver.quietly(self._context.call, "zeEventPoolDestroy", pool.handle)
+            undo(self._context.call, "zeEventPoolDestroy", pool.handle)
             raise
         pool.free = list(range(_POOL_EVENTS - 1, -1, -1))
         self._own.append(pool)
@@ -204,7 +205,7 @@ class LevelZeroEvents:
             try:
                 handle = create_event(self._context, pool.handle, index, wait=SCOPE_HOST)
             except BaseException:
-                driver.quietly(self._drop, pool)
+                undo(self._drop, pool)
                 raise
         return LevelZeroEvent(pool, index, handle, opened=True)
 
