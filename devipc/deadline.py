@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
+from types import TracebackType
 from typing import TypeVar
 
 from devipc.errors import CompletionTimeout, ResourceExhausted
 
-__all__ = ["bounded", "call_with_deadline", "deadline_after", "no_thread", "remaining"]
+__all__ = ["bounded", "call_with_deadline", "deadline_after", "made_in", "no_thread", "remaining"]
 
 T = TypeVar("T")
 _LONGEST_S = 86400.0 * 365
@@ -43,6 +44,26 @@ def no_thread(what: str, error: RuntimeError) -> ResourceExhausted:
         code="threads",
         remedy="raise `ulimit -u` or the container's pids limit, or free memory",
     )
+
+
+class made_in:  # noqa: N801 - used as a function
+    """Enter what ``around`` returns; so does each thread of :func:`call_with_deadline` that is started in there."""
+
+    __slots__ = ("_around", "_before", "_entered")
+
+    def __init__(self, around: Callable[[], AbstractContextManager[object]]) -> None:
+        self._around = around
+
+    def __enter__(self) -> None:
+        self._before = _around.set(self._around)
+        self._entered = self._around()
+        self._entered.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._entered.__exit__(kind, error, trace)
+        _around.reset(self._before)
 
 
 def _blocked(what: str, timeout_s: float) -> CompletionTimeout:

@@ -11,12 +11,12 @@ engine is the supervisor's child.
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
 
 from devipc.hicache.fan import FORMS
 from devipc.hicache.ring import check_machine
@@ -31,6 +31,7 @@ THREADS = (*WATCHED, "beside")
 
 _BEAT_S = 0.1
 _FIRST = 8  # a line of its own
+_BESIDE = _FIRST + THREADS.index("beside")
 _LANES = THREADS[:2]
 _COUNTS = _FIRST + 8
 
@@ -44,8 +45,7 @@ class Pulse:
         self._map = SharedMap(self._fd, PAGE_NBYTES)
         self._words = self._map.view.cast("Q")
         self._lock = threading.RLock()  # of what follows; memory may also be let go where garbage is collected
-        self._beside: dict[int, int] = {}
-        self._numbers = itertools.count()
+        self._beside: dict[_Beside, int] = {}  # in the order in which they came
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="devipc-pulse", daemon=True)
         self._thread.start()
@@ -68,23 +68,25 @@ class Pulse:
         for at, form in enumerate(FORMS, first):
             self._words[at] = counts[form]
 
-    @contextmanager
-    def beside(self) -> Iterator[None]:
+    def beside(self) -> AbstractContextManager[None]:
         """Say that a thread beside those that have a word is in the driver, for the time of a block."""
-        me = next(self._numbers)
+        return _Beside(self)
+
+    def come(self, one: _Beside) -> None:
+        """Begin what :meth:`beside` returned."""
         with self._lock:
-            self._beside[me] = time.monotonic_ns()
+            self._beside[one] = time.monotonic_ns()
             self._say_beside()
-        try:
-            yield
-        finally:
-            with self._lock:
-                del self._beside[me]
-                self._say_beside()
+
+    def go(self, one: _Beside) -> None:
+        """End it."""
+        with self._lock:
+            del self._beside[one]
+            self._say_beside()
 
     def _say_beside(self) -> None:
         if not self._map.closed:
-            self._words[_FIRST + THREADS.index("beside")] = min(self._beside.values(), default=0)
+            self._words[_BESIDE] = next(iter(self._beside.values()), 0)  # of the one who came first
 
     def _beat(self) -> None:
         while not self._stopping.wait(_BEAT_S):
@@ -98,6 +100,23 @@ class Pulse:
             self._words.release()
             self._map.close()
         os.close(self._fd)
+
+
+class _Beside:
+    """One time that a thread is in the driver: a class, since a generator would take several times as long."""
+
+    __slots__ = ("_pulse",)
+
+    def __init__(self, pulse: Pulse) -> None:
+        self._pulse = pulse
+
+    def __enter__(self) -> None:
+        self._pulse.come(self)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pulse.go(self)
 
 
 class PulseReader:

@@ -93,7 +93,7 @@ class Endpoint(ABC):
         self._lock = threading.RLock()
         self._peers: list[Peer] = []
         self._arrived = threading.Condition(self._lock)
-        self.fences = FenceTable(self.device)
+        self.fences = FenceTable(self.fence_device)
         self._allocations: list[Allocation] = []
         self._closed = False
         self._pid = os.getpid()
@@ -273,6 +273,16 @@ class Endpoint(ABC):
             on_refused=self.not_unmapped,
         )
 
+    @property
+    def fence_device(self) -> Device:
+        """The device as fences use it; see :attr:`trial_device`."""
+        return self.device
+
+    @property
+    def trial_device(self) -> Device:
+        """The device as trials and offers use it: whoever watches this process may want to see these calls."""
+        return self.device
+
     def driving(self) -> AbstractContextManager[object]:
         """Return what is entered, without a lock, by a thread that opens or closes what a peer shares, for as long."""
         return nullcontext()
@@ -285,7 +295,7 @@ class Endpoint(ABC):
         own = {"backend": self.backend_name, "device": self.device.info.uuid}
         if self.strategy is not None:
             own[STRATEGY_FACT] = self.strategy.value
-        return own | encode_offers(completion.offers(self.device))
+        return own | encode_offers(completion.offers(self.trial_device))
 
     def _joined(self, peer: Peer) -> None:
         """Count ``peer`` in; telling follows, when the caller has let go of the lock."""

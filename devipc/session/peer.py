@@ -64,7 +64,7 @@ class Peer:
         self._lent_fences = LentFences(endpoint.fences.lend)
         self._decision: Decision | None = None
         self._left = self._hung_up = False
-        self._trials = TrialResponder(endpoint.device)
+        self._trials = TrialResponder(endpoint.trial_device)
         self._borrowed = Borrowed(
             endpoint, self.instance, ask=self._ask, tell=self._tell, on_last=lambda: self._hang_up()
         )
@@ -171,7 +171,7 @@ class Peer:
             try:
                 handle = completion.decode_fence_handle(Reader(answer.body), answer.fds)
                 with self._endpoint.driving():
-                    fence = completion.open_fence(self._endpoint.device, handle)
+                    fence = completion.open_fence(self._endpoint.fence_device, handle)
                 fence.driving = self._endpoint.driving
             finally:
                 answer.close_fds()

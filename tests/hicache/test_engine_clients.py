@@ -50,21 +50,25 @@ class World:
     """An engine's client, and what it told of an engine that must end."""
 
     def __init__(self, folder: Path) -> None:
-        backend = load_backend("host")
-        self.device = backend.open_device()
+        self.folder = folder
+        self.backend = load_backend("host")
+        self.device = self.backend.open_device()
         self.arena, self.pulse, self.lost = HostArena(2**20), Pulse(), list[DevIPCError]()
         self.carrier = LocalCarrier(self.device, self.arena)
         self.carrier.lose = self.lost.append
-        self.client = EngineClient(
+        self.client = self.new_client()
+
+    def new_client(self) -> EngineClient:
+        return EngineClient(
             os.urandom(16),
             Slots.create(8),
             self.carrier,
             self.pulse,
             since=0,
-            backend=backend,
+            backend=self.backend,
             device_uuid=self.device.info.uuid,
             strategy="polling",
-            folder=str(folder),
+            folder=str(self.folder),
             uid=os.geteuid(),
         )
 

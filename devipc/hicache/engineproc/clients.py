@@ -11,14 +11,14 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from devipc.channel.link import PeerState
 from devipc.completion import Fence
 from devipc.deadline import deadline_after, remaining
 from devipc.errors import BoundsError, ClosedError, CompletionTimeout, DevIPCError, PeerGone, StaleError, UsageError
+from devipc.hicache.engineproc.exporter import ClientExporter
 from devipc.hicache.engineproc.timeline import Timeline
 from devipc.hicache.layout import PoolLayout
 from devipc.hicache.localcopies import LocalCarrier
@@ -28,7 +28,7 @@ from devipc.hicache.results import defect, fresh
 from devipc.hicache.slots import Slots
 from devipc.interfaces.backend import Backend
 from devipc.mappings import MappingCache
-from devipc.session import Exporter, RemoteMemory
+from devipc.session import RemoteMemory
 from devipc.session.events import PeerEvent
 from devipc.session.peer import Peer
 
@@ -55,18 +55,6 @@ class MappedPool:
     closing: bool = False
     closed: bool = False
     told: list[Callable[[], None]] = field(default_factory=list)  # to be called when nothing of it is mapped
-
-
-class _Exporter(Exporter):
-    def __init__(self, path: str, client: EngineClient, **options: Any) -> None:
-        self._client = client
-        super().__init__(path, **options)
-
-    def driving(self) -> AbstractContextManager[object]:
-        return self._client.driving()
-
-    def not_unmapped(self, error: Exception) -> None:
-        self._client.lose(error)
 
 
 class EngineClient:
@@ -107,7 +95,7 @@ class EngineClient:
         self.timelines: dict[Direction, Timeline] = {}
         self._since = since
         self._carrier = carrier
-        self._pulse = pulse
+        self.pulse = pulse
         self._calls = 0  # of the driver, or about to be made
         self._changed = threading.Condition()
         self._opening = threading.Lock()  # of a ready fence
@@ -117,7 +105,7 @@ class EngineClient:
         self._ended = False
         self._ready: dict[int, Fence] = {}
         self._closing = self._maps_no_more = False
-        self._exporter = _Exporter(
+        self._exporter = ClientExporter(
             os.path.join(folder, f"engine-{os.getpid()}-{secrets.token_hex(4)}.sock"),
             self,
             backend=backend,
@@ -135,7 +123,7 @@ class EngineClient:
     @contextmanager
     def driving(self) -> Iterator[None]:
         """Count, and show in the pulse, a call of the driver."""
-        with self._pulse.beside():
+        with self.pulse.beside():
             with self._changed:
                 self._calls += 1
             try:
