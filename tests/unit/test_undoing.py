@@ -7,7 +7,7 @@ import copy
 import pytest
 
 from devipc.errors import BoundsError, DevIPCError, DriverError, ResourceExhausted, VendorStatus
-from devipc.undoing import raise_first, try_each, undo, what_is_left
+from devipc.undoing import gather_left, note_left, raise_first, try_each, undo, what_is_left
 
 KEPT = DriverError("refused", status=VendorStatus("vendorUnmap", 7, "BUSY"))
 
@@ -74,3 +74,35 @@ def test_every_step_is_taken() -> None:
     with pytest.raises(DevIPCError) as caught_all:
         failing(DevIPCError("cause"), first)
     assert caught_all.value.left == (first, second), "those behind the first are not lost"
+
+
+def test_an_interrupt_skips_no_step_and_is_raised_last() -> None:
+    taken: list[int] = []
+    failed, stop = DriverError("first"), KeyboardInterrupt()
+
+    def interrupted() -> None:
+        raise stop
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        try_each([interrupted, lambda: refuse(failed), lambda: taken.append(1)])
+    assert (caught.value, taken) == (stop, [1])
+    assert what_is_left(stop) == (failed,)
+
+
+def test_what_is_noted_twice_is_said_once() -> None:
+    with pytest.raises(BoundsError) as caught:
+        explained(DriverError("cannot map"), KEPT)
+    note_left(caught.value, KEPT)
+    assert what_is_left(caught.value) == (KEPT,)
+
+
+def test_an_error_that_goes_without_its_cause_takes_along_what_is_left() -> None:
+    with pytest.raises(BoundsError) as caught:
+        explained(DriverError("cannot map", retryable=True), KEPT)
+    caught.value.retryable = True
+    assert caught.value.left == ()
+    assert gather_left(caught.value) == caught.value.left == what_is_left(caught.value) == (KEPT,)
+    assert not caught.value.retryable
+    alone = ResourceExhausted("full")
+    assert gather_left(alone) == ()
+    assert alone.retryable
