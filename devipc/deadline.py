@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from devipc.errors import CompletionTimeout, ResourceExhausted
+from devipc.undoing import undo as undo_for_a_cause
 
 __all__ = ["bounded", "call_with_deadline", "deadline_after", "made_in", "no_thread", "remaining"]
 
@@ -133,6 +134,10 @@ def call_with_deadline(
                 abandoned.set()
         return abandoned.is_set()
 
+    def take_back(result: T) -> None:
+        with entered():
+            undo(result)
+
     try:
         threading.Thread(target=run, name=f"devipc-{what}", daemon=True).start()
     except RuntimeError as error:
@@ -142,7 +147,7 @@ def call_with_deadline(
         in_time = done.wait(timeout_s)
     except BaseException:
         if not give_up() and outcome:
-            undo(outcome[0])
+            undo_for_a_cause(take_back, outcome[0])
         raise
     if not in_time and give_up():
         raise _blocked(what, timeout_s)

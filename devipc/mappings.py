@@ -26,6 +26,7 @@ from devipc.errors import (
 from devipc.interfaces.memory import DeviceMemoryIPC
 from devipc.opening import close_extents, open_extents
 from devipc.types import OpenedExtent
+from devipc.undoing import undo
 from devipc.wire import MemoryHandle
 
 __all__ = ["LocalExports", "Mapping", "MappingCache", "local_exports"]
@@ -171,7 +172,7 @@ class MappingCache:
                 return self._acquire_all(handles, deadline_after(timeout_s), leases, taken)
         except BaseException:
             if taken:
-                self._release_all(taken)
+                undo(self._release_all, taken)
             raise
 
     def _acquire_all(

@@ -15,7 +15,7 @@ from devipc.deadline import call_with_deadline
 from devipc.errors import CapabilityError, DriverError, ResourceExhausted
 from devipc.interfaces.memory import DeviceMemoryIPC, SideBySide
 from devipc.types import ExportedExtent, HandleKind, OpenedExtent
-from devipc.undoing import raise_first, undo, what_is_left
+from devipc.undoing import gather_left, raise_first, undo, what_is_left
 
 __all__ = ["close_extents", "duplicate_fds", "open_extents", "placement"]
 
@@ -89,14 +89,14 @@ def open_extents(
             try:
                 yield
             except Exception as error:  # of an undo, also of one that a backend has for a part of its own
-                on_refused(error)
+                _tell(on_refused, error)
                 raise
 
     def open_all() -> tuple[OpenedExtent, ...]:
         try:
             return _open_all(memory, owned)
         except Exception as error:
-            for one in what_is_left(error):  # of what was opened, and could not be closed again, by the backend or here
+            for one in gather_left(error):  # of what was opened, and could not be closed again, by the backend or here
                 on_refused(one)
             raise
         finally:
@@ -119,7 +119,11 @@ def _open_all(memory: DeviceMemoryIPC, extents: Sequence[ExportedExtent]) -> tup
         for extent in extents[len(opened) :]:
             opened.append(memory.open(extent))
         if any(one.nbytes != extent.nbytes for one, extent in zip(opened, extents, strict=True)):
-            raise DriverError("the driver mapped another length than was shared", code="short_mapping")
+            raise DriverError(
+                "the driver mapped another length than was shared",
+                code="short_mapping",
+                remedy="run the same driver and backend version in both processes, and report it if they are",
+            )
     except BaseException:
         undo(close_extents, memory, opened)
         raise
@@ -150,5 +154,11 @@ def close_extents(
             memory.close(one)
         except Exception as error:
             failures.append(error)
-            on_refused(error)
+            _tell(on_refused, error)
     raise_first(failures)
+
+
+def _tell(on_refused: Callable[[Exception], None], error: Exception) -> None:
+    """Tell of ``error``, and of what is noted at it, whatever of the same it is that could not be undone."""
+    for one in (error, *what_is_left(error)):
+        on_refused(one)

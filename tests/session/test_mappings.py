@@ -319,8 +319,11 @@ def test_who_drives_hears_of_what_is_not_unmapped(
         for mapping, _ in cache.acquire_all([handle(extents[n], n) for n in (1, 2)], timeout_s=5, leases=[1, 2]):
             cache.release(mapping)
 
-    with pytest.raises(DevIPCError):
+    with pytest.raises(DevIPCError) as caught:
         use()
+    first = {"open_fails": "open failed", "stale": "the exporter died", "released": "unmap failed"}
+    assert caught.value.message == first[what], "what failed first is no less true when its undoing fails too"
+    assert len(caught.value.left) == {"open_fails": 1, "stale": 2, "released": 0}[what]
     assert [error for error, _ in driving.refused[:1]] == ["unmap failed"]
     assert all(inside for _, inside in driving.refused)
     assert driving.inside == 0

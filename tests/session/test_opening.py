@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
 from devipc.capabilities import Capability
-from devipc.errors import CapabilityError, DevIPCError, DriverError
+from devipc.errors import BoundsError, CapabilityError, CompletionTimeout, DevIPCError, DriverError
 from devipc.opening import open_extents
 from devipc.types import Chunk, ExportedExtent, HandleKind, OpenedExtent
-from devipc.undoing import undo
+from devipc.undoing import undo, what_is_left
 
 TIMEOUT_S = 10.0
 EXTENTS = [ExportedExtent(HandleKind.OPAQUE, (Chunk(64, 0, 64, b""),), ()) for _ in range(3)]
@@ -84,3 +85,94 @@ def test_where_nothing_stays_they_are_opened_one_by_one() -> None:
     with contextlib.suppress(DriverError):
         open_extents(memory, EXTENTS, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
     assert memory.opens == 3
+
+
+class Explaining(Memory):
+    """Says in words of its own why an open failed whose undoing failed too."""
+
+    def open(self, extent: ExportedExtent) -> OpenedExtent:
+        try:
+            try:
+                raise DriverError("map failed", retryable=True)
+            except DriverError:
+                undo(self.close, OpenedExtent(4096, 64, "one"))
+                raise
+        except DriverError as error:
+            raise BoundsError("too large", retryable=True) from error
+
+
+def test_of_an_error_that_was_made_from_another_one() -> None:
+    error = refused(Explaining())
+    assert error.message == "too large"
+    assert not error.retryable
+
+
+class Slow(Memory):
+    """Opens all, when it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let_go = threading.Event()
+
+    def open(self, extent: ExportedExtent) -> OpenedExtent:
+        self.let_go.wait(TIMEOUT_S)
+        self.opens += 1
+        return OpenedExtent(4096 * self.opens, 64, self.opens)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_of_all_that_an_open_which_was_given_up_made() -> None:
+    heard: list[Exception] = []
+    memory = Slow()
+    with pytest.raises(CompletionTimeout):
+        open_extents(memory, EXTENTS, timeout_s=0.05, on_refused=heard.append)  # type: ignore[arg-type]
+    opening = [thread for thread in threading.enumerate() if thread.name == "devipc-open"]
+    memory.let_go.set()
+    for thread in opening:
+        thread.join(TIMEOUT_S)
+    assert len(heard) == len(EXTENTS)
+    assert heard == memory.refusals
+
+
+def test_of_all_that_an_open_which_was_interrupted_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interrupt is raised, and not what the driver said to its undoing."""
+    heard: list[tuple[Exception, int]] = []
+    inside = [0]
+    memory = Slow()
+    wait = threading.Event.wait
+
+    @contextlib.contextmanager
+    def driving() -> Iterator[None]:
+        inside[0] += 1
+        yield
+        inside[0] -= 1
+
+    def interrupt(event: threading.Event, timeout: float | None = None) -> bool:
+        if event is not memory.let_go and threading.current_thread() is threading.main_thread() and memory.opens == 0:
+            memory.let_go.set()
+            wait(event, TIMEOUT_S)
+            raise KeyboardInterrupt
+        return wait(event, timeout)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Event, "wait", interrupt)
+        started = threading.Thread.start
+
+        def start(thread: threading.Thread) -> None:
+            with monkeypatch.context() as inner:
+                inner.setattr(threading.Event, "wait", wait)
+                started(thread)
+
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            open_extents(
+                memory,  # type: ignore[arg-type]
+                EXTENTS,
+                timeout_s=TIMEOUT_S,
+                driving=driving,
+                on_refused=lambda error: heard.append((error, inside[0])),
+            )
+    assert [error for error, _ in heard] == memory.refusals
+    assert len(heard) == len(EXTENTS)
+    assert all(count for _, count in heard)
+    assert list(what_is_left(caught.value)) == memory.refusals
