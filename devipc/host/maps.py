@@ -84,15 +84,19 @@ class Reservation:
         Raises
         ------
         ResourceExhausted
-            When the kernel keeps it, which needs a mapping more while it makes a hole. What stays goes with the whole
-            range.
+            When the kernel keeps it, which needs a mapping more while it makes a hole. Never retryable: the part counts
+            as unmapped, and what stays goes with the whole range.
         """
-        with self._lock:
+        with self._lock:  # until the hole is made: behind that of the last part the range may be somebody else's
             self._used -= nbytes
-            if self._used <= 0:
-                _check(_munmap(self._base, self._nbytes) == 0, "munmap", self._nbytes)
-                return
-        _checked_mmap(at, nbytes, _PROT_NONE, _UNUSED | _MAP_FIXED, -1, 0)
+            if self._used > 0:
+                done = _mmap(at, nbytes, _PROT_NONE, _UNUSED | _MAP_FIXED, -1, 0) not in (None, _MAP_FAILED)
+                call = "mmap of a hole"
+            else:
+                done = _munmap(self._base, self._nbytes) == 0
+                nbytes, call = self._nbytes, "munmap"
+        if not done:
+            raise _refused(call, nbytes, retryable=False)
 
 
 def map_side_by_side(extents: Sequence[Sequence[Part]]) -> tuple[Reservation, list[tuple[int, int, int]]]:
@@ -134,17 +138,18 @@ def map_side_by_side(extents: Sequence[Sequence[Part]]) -> tuple[Reservation, li
 
 def _checked_mmap(at: int | None, nbytes: int, protection: int, flags: int, fd: int, offset: int) -> int:
     address = _mmap(at, nbytes, protection, flags, fd, offset)
-    _check(address not in (None, _MAP_FAILED), "mmap", nbytes)
+    if address is None or address == _MAP_FAILED:
+        raise _refused("mmap", nbytes, retryable=True)
     return int(address)
 
 
-def _check(done: bool, call: str, nbytes: int) -> None:  # noqa: FBT001 - the one thing to know
-    if not done:
-        raise ResourceExhausted(
-            f"{call} of {nbytes} bytes failed ({os.strerror(ctypes.get_errno())})",
-            code="mmap",
-            remedy="check `ulimit -v`, vm.max_map_count and the container's memory limit",
-        )
+def _refused(call: str, nbytes: int, *, retryable: bool) -> ResourceExhausted:
+    return ResourceExhausted(
+        f"{call} of {nbytes} bytes failed ({os.strerror(ctypes.get_errno())})",
+        code="mmap",
+        retryable=retryable,
+        remedy="check `ulimit -v`, vm.max_map_count and the container's memory limit",
+    )
 
 
 def map_now(address: int, nbytes: int) -> None:

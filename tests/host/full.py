@@ -1,11 +1,19 @@
-"""A process that has as many mappings as the kernel allows, and gives memory of the host backend back."""
+"""A process that has as many mappings as the kernel allows, and gives memory of the host backend back.
+
+``python -m tests.host.full refusing``: no more than others, and no hole is made, as if it had. For kernels whose limit
+takes too long to reach.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
+import sys
 from pathlib import Path
+from typing import Any
 
+from devipc.host import maps
 from devipc.host.backend import HostBackend
 from devipc.host.transfer import HostStream
 from devipc.spi import PAGE_NBYTES, DeviceLostError, DevIPCError, ResourceExhausted
@@ -38,11 +46,28 @@ class Full:
         assert LIBC.munmap(ctypes.c_void_p(self.base), self.nbytes) == 0
 
 
+class Refusing:
+    """The answer of a kernel to whoever makes a hole then."""
+
+    def __init__(self) -> None:
+        self._mmap = maps._mmap
+        maps._mmap = self._refuse
+
+    def _refuse(self, at: int | None, nbytes: int, protection: int, flags: int, fd: int, offset: int) -> Any:
+        if at is not None and protection == 0:
+            ctypes.set_errno(errno.ENOMEM)
+            return FAILED
+        return self._mmap(at, nbytes, protection, flags, fd, offset)
+
+    def end(self) -> None:
+        maps._mmap = self._mmap
+
+
 def mapped() -> int:
     return Path("/proc/self/maps").read_text().count("devipc-host")
 
 
-def main() -> None:
+def main(kernel: type[Full] | type[Refusing]) -> None:
     device = HostBackend().open_device()
     memory = device.memory
     blocks = [memory.allocate(4 * PAGE_NBYTES) for _ in range(2)]
@@ -52,13 +77,14 @@ def main() -> None:
     assert isinstance(stream, HostStream)
     before = mapped()
     refused: DevIPCError | None = None
-    full = Full()
+    full = kernel()
     try:
         memory.close(opened[0])
     except DevIPCError as error:
         refused = error
     full.end()
-    print(type(refused) is ResourceExhausted, mapped() == before)
+    assert refused is not None
+    print(type(refused) is ResourceExhausted, refused.retryable, mapped() == before)
     memory.close(opened[1])
     print(mapped() == before - 2)
 
@@ -67,7 +93,7 @@ def main() -> None:
     device.transfer.copy(stream, opened[0].ptr, blocks[0].ptr, 64)
     memory.close(opened[0])  # when the copy is done
     lost: DevIPCError | None = None
-    full = Full()
+    full = kernel()
     stream.resume()
     try:
         device.transfer.synchronize_stream(stream)
@@ -83,4 +109,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(Refusing if "refusing" in sys.argv else Full)
