@@ -76,8 +76,8 @@ class DevIPCError(Exception):
     Attributes
     ----------
     left : tuple of Exception
-        What kept the rest of the failed call from being undone: what each names stays mapped or held until the process
-        ends.
+        What kept the rest of the failed call from being undone: what each names stays mapped or held, at the latest
+        until the process ends (on the host backend until the memory beside it is given back, too).
     """
 
     default_code = "devipc"
@@ -125,6 +125,7 @@ class DevIPCError(Exception):
             "backend": self.backend,
             "device": self.device,
             "status": str(self.status) if self.status is not None else "",
+            "left": [_short(error) for error in self.left],
         }
 
 

@@ -18,6 +18,7 @@ from devipc.channel.liveness import own_life, pid_of_pidfd
 from devipc.channel.seqpacket import Channel, Message
 from devipc.errors import DevIPCError, HandleError, PeerError, PeerRefused, ProtocolError, VendorStatus, WireError
 from devipc.memfd import PAGE_NBYTES, validate_memfd
+from devipc.undoing import what_is_left
 from devipc.wire import Reader, Writer
 
 __all__ = ["FIRST_FREE_KIND", "Greeted", "Kind", "PeerIdentity", "decode_error", "encode_error", "greet"]
@@ -213,19 +214,25 @@ _TYPES = {
 
 
 def encode_error(error: DevIPCError) -> bytes:
-    """Return ``error`` in the form that travels; long texts are cut."""
+    """Return ``error`` in the form that travels; long texts are cut.
+
+    What could not be undone, also of those that it was made from, is a part of its message then.
+    """
     kind = next((base.__name__ for base in type(error).__mro__ if base.__name__ in _TYPES), PeerError.__name__)
-    status = error.status
+    status, left = error.status, what_is_left(error)
+    room = _LIMITS["message"]
+    kept = ", ".join(str(getattr(one, "status", None) or getattr(one, "message", one)) for one in left)
+    kept = _cut(f"; not undone until that process ends: {kept}", room // 2) if left else ""
     texts = {
         "type": kind,
         "code": error.code,
-        "message": error.message,
+        "message": _cut(error.message, room - len(kept.encode())) + kept,
         "remedy": error.remedy,
         "backend": error.backend,
         "device": error.device,
         "call": status.call if status else "",
     }
-    writer = Writer().u8(int(error.retryable)).i64(status.value if status else 0)
+    writer = Writer().u8(int(error.retryable and not left)).i64(status.value if status else 0)
     for key, text in texts.items():
         writer.text(_cut(text, _LIMITS[key]), limit=_LIMITS[key])
     return writer.text(_cut(status.name if status else "", 128), limit=128).done()

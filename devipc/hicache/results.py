@@ -103,5 +103,6 @@ def fresh(error: DevIPCError) -> DevIPCError:
         device=error.device,
         status=error.status,
     )
+    again.left = error.left
     again.__cause__ = error.__cause__
     return again

@@ -19,7 +19,18 @@ from devipc.channel.hello import Kind, decode_error, encode_error, greet
 from devipc.channel.identity import local_facts, process_instance
 from devipc.channel.link import Link, PeerState
 from devipc.channel.liveness import own_life
-from devipc.errors import CompletionTimeout, DevIPCError, HandleError, PeerError, PeerGone, WireError
+from devipc.errors import (
+    BoundsError,
+    CompletionTimeout,
+    DevIPCError,
+    DriverError,
+    HandleError,
+    PeerError,
+    PeerGone,
+    VendorStatus,
+    WireError,
+)
+from devipc.undoing import note_left
 from devipc.wire import HEADER_NBYTES, MAX_FRAME_NBYTES, Header, Writer, encode_header
 from tests.channel.processes import eventually, holdings
 
@@ -199,6 +210,19 @@ def test_damaged_errors_decode_to_an_error_or_are_refused() -> None:
         except WireError:
             refused += 1
     assert refused > ERRORS // 2
+
+
+@pytest.mark.parametrize("length", [8, 4000])
+def test_what_was_not_undone_travels_with_the_error(length: int) -> None:
+    """Also with one that was made from another, and behind a message that is cut."""
+    cause, error = DriverError("map failed"), BoundsError("x" * length, retryable=True)
+    note_left(cause, DriverError("refused", status=VendorStatus("vendorUnmap", 7, "BUSY")))
+    note_left(cause, OSError("no close"))
+    error.__cause__ = cause
+    heard = decode_error(encode_error(error), "peer 1")
+    assert heard.message.startswith("peer 1 answers: xxxxxxxx")
+    assert heard.message.endswith("; not undone until that process ends: vendorUnmap -> 7 BUSY, no close")
+    assert not heard.retryable
 
 
 def greeting(lowest: int = 1, highest: int = 1, flags: int = 3, facts: dict[str, str] | None = None) -> bytes:

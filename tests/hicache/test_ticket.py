@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devipc.errors import ClosedError, CompletionTimeout, DevIPCError, PeerGone, UsageError
+from devipc.errors import ClosedError, CompletionTimeout, DevIPCError, DriverError, PeerGone, UsageError
 from devipc.hicache.api import UNFENCED, FencePoint, connect
 from devipc.hicache.engine import EngineConfig
 from devipc.hicache.local import LocalEngine
 from devipc.hicache.operations import Event, Kind, Status
-from devipc.hicache.results import Answer, Outcome, PageResult
+from devipc.hicache.results import Answer, Outcome, PageResult, fresh
 from devipc.hicache.ticket import CancelFlag, Ticket
 from devipc.interfaces.backend import Device
 from devipc.registry import load_backend
@@ -278,3 +278,11 @@ def test_an_engine_that_goes_ends_what_its_clients_have(device: Device) -> None:
         setting.go()
         assert ticket.wait(TIMEOUT_S).status is Status.LOST
         thread.join(TIMEOUT_S)
+
+
+def test_an_error_that_is_raised_anew_says_what_was_not_undone() -> None:
+    error = DriverError("map failed")
+    error.left = (DriverError("unmap failed"),)
+    assert fresh(error) is not error
+    assert fresh(error).left == error.left
+    assert str(fresh(error)) == str(error)

@@ -51,7 +51,10 @@ class Refusing:
 
     def __init__(self) -> None:
         self._mmap = maps._mmap
-        maps._mmap = self._refuse
+        self._put(self._refuse)
+
+    def _put(self, mmap: Any) -> None:
+        maps._mmap = mmap
 
     def _refuse(self, at: int | None, nbytes: int, protection: int, flags: int, fd: int, offset: int) -> Any:
         if at is not None and protection == 0:
@@ -60,7 +63,7 @@ class Refusing:
         return self._mmap(at, nbytes, protection, flags, fd, offset)
 
     def end(self) -> None:
-        maps._mmap = self._mmap
+        self._put(self._mmap)
 
 
 def mapped() -> int:

@@ -34,7 +34,12 @@ def test_no_hole_is_made_where_the_range_was_given_back(monkeypatch: pytest.Monk
     reservation = Reservation(2 * PAGE_NBYTES)
     real = maps._mmap
     done: list[str] = []
-    other = threading.Thread(target=lambda: (reservation.unmap(reservation.start, PAGE_NBYTES), done.append("range")))
+
+    def last() -> None:
+        reservation.unmap(reservation.start, PAGE_NBYTES)
+        done.append("range")
+
+    other = threading.Thread(target=last)
 
     def mmap(at: int | None, *arguments: Any) -> Any:
         other.start()

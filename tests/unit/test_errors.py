@@ -55,6 +55,15 @@ def test_plain_text_without_extras() -> None:
     assert str(DriverError("refused", device="d")) == "[d] refused"
 
 
+def test_what_was_not_undone_is_said_in_every_spelling() -> None:
+    error = DriverError("full")
+    error.left = (DriverError("refused", status=STATUS), OSError("no close"))
+    kept = ["vendorOpen -> 201 INVALID_CONTEXT", "no close"]
+    assert error.to_json()["left"] == kept
+    assert str(error) == f"full; not undone until this process ends: {', '.join(kept)}"
+    assert copy.copy(error).to_json() == error.to_json()
+
+
 def test_what_can_succeed_later_says_so() -> None:
     assert [kind.__name__ for kind in ALL if kind("m").retryable] == ["CompletionTimeout", "ResourceExhausted"]
     assert not CompletionTimeout("m", retryable=False).retryable
