@@ -282,11 +282,13 @@ class Lane:
 
     def _pass(self, inbox: list[Callable[[], None]]) -> bool:
         """Let everything take its steps; True when anything did."""
+        moved = bool(inbox)
         for action in inbox:
             self._guarded(action, None)
-        moved = self._advance_all()
+        inbox.clear()  # a thread that sleeps next would keep the last operation, and with it a client that is gone
+        moved |= self._advance_all()
         self._due = self._guarded(self.chores, None)
-        return moved or bool(inbox)
+        return moved
 
     def _sleep_s(self, pause: float) -> float | None:
         """How long to sleep when nobody wakes us: devices wake nobody, so we look."""

@@ -33,6 +33,7 @@ from devipc.hicache.transport import Way
 from devipc.interfaces.backend import Device
 from tests.hicache.engine_with_faults import FOLDER, LEFT, MODULE, NO_SYNC, PIN_NBYTES, Faults, FaultyBackend, Switches
 from tests.hicache.faulty import Failing, FaultyDevice
+from tests.hicache.held import Held
 from tests.hicache.pools import TIMEOUT_S, Gate
 
 INPROC, DAEMON, MESSAGES = "inproc", "daemon", "messages"
@@ -145,6 +146,9 @@ class Deployment(Protocol):
     def kill_engine(self) -> None:
         """End the engine's process, where it has one of its own, by SIGKILL."""
 
+    def engine_held(self) -> Held | None:
+        """Return what the engine's process holds; None: it is this one."""
+
     def check_decision(self, link: Any) -> None:
         """Look whether a client's session has the strategy that it must have."""
 
@@ -195,6 +199,9 @@ class InProcess:
 
     def kill_engine(self) -> None:
         raise AssertionError("the engine is in this process")
+
+    def engine_held(self) -> Held | None:
+        return None
 
     def check_decision(self, link: Any) -> None:
         assert link.status()["strategy"] == "in_process"
@@ -268,6 +275,9 @@ class Daemonized:
         self._connection = None
         self._held.clear()
         os.kill(pid, signal.SIGKILL)
+
+    def engine_held(self) -> Held | None:
+        return self.faults.held()
 
     def stall(self, direction: str) -> None:
         self.faults.stall(direction)

@@ -2,10 +2,10 @@
 
 With ``DEVIPC_TEST_ENGINE_FAULTS`` set to a folder, it listens there at ``<its pid>.faults`` for lines of JSON, which
 :class:`Faults` sends from a test: stall and resume the stream of one direction, slow copies down, refuse to pin, refuse
-copies, hang in a copy, lose the device, end by SIGKILL at a chosen call. ``DEVIPC_TEST_ENGINE_PIN_NBYTES`` limits
-pinning from the start, ``DEVIPC_TEST_ENGINE_KILL_AT`` counts calls from the start, ``DEVIPC_TEST_ENGINE_NO_SYNC``
-leaves the device without synchronisation. At its end on a simulated driver it writes into ``<its pid>.left`` there what
-that still holds, and which calls were kept from it by a layer in between.
+copies, hang in a copy, lose the device, end by SIGKILL at a chosen call, say what the process holds.
+``DEVIPC_TEST_ENGINE_PIN_NBYTES`` limits pinning from the start, ``DEVIPC_TEST_ENGINE_KILL_AT`` counts calls from the
+start, ``DEVIPC_TEST_ENGINE_NO_SYNC`` leaves the device without synchronisation. At its end on a simulated driver it
+writes into ``<its pid>.left`` there what that still holds, and which calls were kept from it by a layer in between.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, cast
@@ -31,6 +32,7 @@ from devipc.interfaces.backend import Device
 from devipc.registry import load_backend
 from devipc.session.peer import Peer
 from tests.hicache.faulty import FaultyDevice
+from tests.hicache.held import Held
 from tests.hicache.holding import hold
 
 FOLDER, PIN_NBYTES, KILL_AT, NO_SYNC = (
@@ -109,6 +111,10 @@ class Faults:
         """How many threads wait for what a client answers to the question for its memory."""
         return int(self._ask("opening"))
 
+    def held(self) -> Held:
+        """What the process holds now."""
+        return Held(**self._ask("held"))
+
     def close(self) -> None:
         self._socket.close()
 
@@ -167,6 +173,8 @@ class Switches:
                 self.kill_call = self.calls + values["call"]
             case "calls":
                 return self.calls
+            case "held":
+                return asdict(Held.now())
             case "opening":
                 codes = {Peer.open_all.__code__, Link.call.__code__}
                 return sum(codes <= _codes(frame) for frame in sys._current_frames().values())

@@ -1,11 +1,12 @@
-"""Any order of operations, against a model: see ``stateful.py``."""
+"""Any order of operations, against a model: see ``machine.py``."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.hicache.deployment import DAEMON
-from tests.hicache.stateful import CacheMachine, run
+from tests.hicache.machine import CacheMachine
+from tests.hicache.stateful import run
 
 
 @pytest.mark.timeout(300)  # when it fails: shrinking takes longer than the run itself

@@ -104,6 +104,19 @@ class Client(HiCacheClient):
                 assert self.record.client_ends[ticket.op] == 1, ticket
         assert all(count == 1 for count in self.record.engine_ends.values())
 
+    def forget(self) -> None:
+        """Check the ends so far as :meth:`check_ends`, and keep nothing of them: for a client that has many operations.
+
+        Nothing is under way, leases may be open.
+        """
+        self.check_ends()
+        assert all(self.record.client_ends[one.op] == 1 for one in self.tickets if one.status is not None)
+        self.tickets[:] = [ticket for ticket in self.tickets if ticket.status is None]
+        kept = {ticket.op for ticket in self.tickets}
+        for told in (self.record.told, self.record.engine_ends, self.record.client_ends):
+            for op in told.keys() - kept:
+                del told[op]
+
 
 class World:
     """See the module.

@@ -1,0 +1,195 @@
+"""Nothing piles up: operations of one client, clients of one engine, engines of one process.
+
+Counted in blocks of Python and bytes of malloc, not in resident memory, which has steps of its own. The long run is
+``stateful.py``.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+import random
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tests.hicache.deployment import DAEMON, INPROC
+from tests.hicache.held import BOUNDS, ENOUGH_LOOKS, WARM_UP, Held, Watch
+from tests.hicache.machine import KEYS, TIER_PAGES, CacheMachine
+from tests.hicache.stateful import lent
+from tests.hicache.world import until
+
+LOOKS = 2 * ENOUGH_LOOKS
+
+
+class Driver:
+    """Runs rules of a machine in random order, the same each time; no crashes, so that the client is one."""
+
+    def __init__(self, machine: CacheMachine) -> None:
+        self.machine = machine
+        self._random = random.Random(1)
+
+    def _keys(self) -> list[int]:
+        return self._random.sample(range(KEYS), self._random.randint(1, 5))
+
+    def _flag(self) -> bool:
+        return self._random.random() < 0.5
+
+    def run(self, operations: int) -> None:
+        until = CacheMachine.operations + operations
+        while CacheMachine.operations < until:
+            self._random.choice(self._rules())()
+
+    def _rules(self) -> list[Callable[[], object]]:
+        """Return those that may be next."""
+        it, model = self.machine, self.machine.model
+        rules: list[Callable[[], object]] = [
+            lambda: it.match(self._keys()),
+            lambda: it.restore(self._keys(), self._flag(), self._flag()),
+        ]
+        if len(model.pinned) < TIER_PAGES:
+            rules.append(lambda: it.backup(self._keys()))
+        if len(it.leases) < 3:
+            rules.append(lambda: it.lookup(self._keys()))
+        if it.leases:
+            rules.append(lambda: it.release(self._random.randint(0, 2)))
+        else:
+            rules += [lambda: it.invalidate(self._keys()), lambda: it.flush(self._random.randint(0, 5))]
+        return rules
+
+
+def grew(step: Callable[[], object], *, looks: int = LOOKS, look: Callable[[], Held | None] = Held.now) -> Held:
+    """Return how much more is held late than early; the first third does not count."""
+    watch = Watch(warm_up=looks // 3)
+    for number in range(looks):
+        step()
+        held = look()
+        assert held is not None
+        watch.look(number, held)
+    account = watch.account()
+    print(account)
+    return Held(**account["grew"])
+
+
+def bounds(*, blocks: int, malloc_nbytes: int) -> Held:
+    return replace(BOUNDS, blocks=blocks, malloc_nbytes=malloc_nbytes, resident_nbytes=2**40)
+
+
+def test_operations_of_one_client() -> None:
+    """A block that stayed of each would be 3,000 from early to late."""
+    with lent(INPROC):
+        machine = CacheMachine()
+        driver = Driver(machine)
+
+        def step() -> None:
+            driver.run(250)
+            machine.client.forget()
+
+        assert grew(step).within(bounds(blocks=200, malloc_nbytes=32 * 2**10))
+        machine.teardown()
+
+
+def test_clients_that_come_and_go() -> None:
+    """Some end, some crash; 12 from early to late."""
+    with lent(INPROC):
+
+        def step() -> None:
+            machine = CacheMachine()
+            driver = Driver(machine)
+            driver.run(50)
+            machine.crash(0)
+            driver.run(50)
+            machine.teardown()
+
+        assert grew(step).within(bounds(blocks=200, malloc_nbytes=32 * 2**10))
+
+
+def test_a_client_that_is_gone_is_not_kept() -> None:
+    """Also not by the threads of an engine that does nothing, which had its operations in hand last."""
+    with lent(INPROC):
+        machine = CacheMachine()
+        Driver(machine).run(50)
+        kept = weakref.ref(machine.client), weakref.ref(machine.client.session)
+        machine.teardown()
+        del machine
+
+        def forgotten() -> bool:
+            gc.collect()
+            return kept[0]() is None and kept[1]() is None
+
+        until(forgotten)
+
+
+def test_engines_that_come_and_go() -> None:
+    def step() -> None:
+        with lent(INPROC):
+            machine = CacheMachine()
+            Driver(machine).run(20)
+            machine.teardown()
+
+    assert grew(step).within(bounds(blocks=200, malloc_nbytes=32 * 2**10))
+
+
+@pytest.mark.long
+def test_clients_of_a_daemon_that_come_and_go(caplog: pytest.LogCaptureFixture) -> None:
+    """Looked at are both: what the engine's process holds, and what daemon and clients do in this one."""
+    caplog.set_level(logging.CRITICAL, logger="devipc")  # pytest keeps what is logged, and with errors whoever met them
+    with lent(DAEMON) as it:
+        here, looks = Watch(warm_up=LOOKS // 3), itertools.count()
+
+        def step() -> None:
+            for crash in (True, False):
+                machine = CacheMachine()
+                driver = Driver(machine)
+                driver.run(10)
+                if crash:
+                    machine.crash(0)
+                machine.teardown()
+
+        def look() -> Held | None:
+            here.look(next(looks), Held.now())
+            return it.deployment.engine_held()
+
+        assert grew(step, look=look).within(bounds(blocks=200, malloc_nbytes=32 * 2**10))
+        assert Held(**here.account()["grew"]).within(bounds(blocks=400, malloc_nbytes=64 * 2**10))
+
+
+def steady(number: int) -> Held:
+    """What a run holds that is flat: there is noise, and a peak now and then."""
+    noise = number * 7919 % 200
+    return Held(90 * 2**20 + 4096 * noise, 300_000 + noise + 5000 * (number % 9 == 0), 10**7 + 100 * noise, 4, 9)
+
+
+def watched(held: Callable[[int], Held]) -> bool | None:
+    watch = Watch()
+    for number in range(200):
+        watch.look(number * 2500, held(number))
+    flat: bool | None = watch.account()["flat"]
+    return flat
+
+
+def test_a_long_run_that_is_flat() -> None:
+    assert watched(steady) is True
+
+
+@pytest.mark.parametrize(
+    ("sense", "each"), [("blocks", 20), ("malloc_nbytes", 2000), ("resident_nbytes", 20_000), ("descriptors", 0.01)]
+)
+def test_a_long_run_that_grows(sense: str, each: float) -> None:
+    """By so much from look to look; twenty blocks are one of every hundredth operation."""
+
+    def held(number: int) -> Held:
+        found = steady(number)
+        return replace(found, **{sense: getattr(found, sense) + int(each * number)})
+
+    assert watched(held) is False
+
+
+def test_a_run_that_is_too_short_to_tell() -> None:
+    watch = Watch()
+    for number in range(ENOUGH_LOOKS - 1):
+        watch.look(WARM_UP + number, steady(number))
+    assert watch.account()["flat"] is None
