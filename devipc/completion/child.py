@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from devipc.capabilities import Capability
-from devipc.completion.pair import OPENED
+from devipc.completion.pair import LEAD, OPENED
 from devipc.completion.roles import ProducerRole
 from devipc.completion.trial import RemoteRole, TrialFailed, TrialResponder, run_trial
 from devipc.errors import CapabilityError, DevIPCError, PeerGone
@@ -73,11 +73,24 @@ class _Frames:
         return taken
 
 
-def _open(backend: str, uuid: str, to_answer: int) -> Device:
-    """Open the device, and say so: what takes long before that says nothing about a strategy."""
+def _open(backend: str, uuid: str, deadline_s: float, say: Callable[[], object], begin: int) -> Device:
+    """Open the device and say so; return when the other one has, too, or nobody is there any more to tell.
+
+    Only then the time of the trial begins: what takes long before says nothing about a strategy.
+    """
     device = load_backend(backend).open_device(uuid)
-    os.write(to_answer, OPENED)
+    say()
+    os.read(begin, 1)  # its end
+    _end_in(deadline_s)
     return device
+
+
+def _end_in(limit_s: float) -> None:
+    """Say where this process is, and end it, then: by a thread in C.
+
+    It says where a hang is even when that holds the GIL, and ends us when nobody else is left to.
+    """
+    faulthandler.dump_traceback_later(limit_s, exit=True)
 
 
 def _lead(device: Device, strategy: Strategy, deadline_s: float, fds: tuple[int, int], frames: _Frames) -> str:
@@ -107,15 +120,14 @@ def _verdict(opened: Callable[[], Device], lead: Callable[[Device], str]) -> Cap
 
 
 def _main(arguments: Sequence[str]) -> None:
-    part, backend, uuid, strategy, limit, page, data, incoming, outgoing, to_answer = arguments
+    part, backend, uuid, strategy, limit, open_limit, page, data, begin, incoming, outgoing, to_answer = arguments
     deadline_s, fds = float(limit), (int(page), int(data))
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     faulthandler.enable()
-    # A thread in C: it says where a hang is even when that holds the GIL, and ends us when nobody else is left to.
-    faulthandler.dump_traceback_later(deadline_s, exit=True)
+    _end_in(float(open_limit))
     frames = _Frames(int(incoming), int(outgoing))
-    opened = partial(_open, backend, uuid, int(to_answer))
-    if part == "lead":
+    opened = partial(_open, backend, uuid, deadline_s, partial(os.write, int(to_answer), OPENED[part]), int(begin))
+    if part == LEAD:
         lead = partial(_lead, strategy=Strategy(strategy), deadline_s=deadline_s, fds=fds, frames=frames)
         capability = _verdict(opened, lead)
         os.write(int(to_answer), json.dumps(capability.to_json()).encode()[:_MAX_ANSWER_NBYTES])

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from devipc.capabilities import Capability, is_offered
+from devipc.capabilities import Capability, Verdict, is_offered
 from devipc.completion.cache import TrialCache
 from devipc.completion.offers import AUTOMATIC, offers, words_are_proven
 from devipc.completion.pair import try_in_children
@@ -115,7 +115,9 @@ def choose(
 
     Walks ``stream_memop``, ``host_flag``, ``polling``. A candidate must be offered by both sides, pass a trial in two
     spawned processes (known results are reused, see :mod:`devipc.completion.cache`), and pass one across the link in
-    both directions. Blocks for at most about ``3 * deadline_s`` for each candidate; calls the driver.
+    both directions. Blocks for at most about ``3 * deadline_s`` for each candidate, and as long for the device to be
+    opened in two processes; calls the driver. Where that is not done in time, or no process can be started, no other
+    candidate is tried in processes: it depends on none of them. Those with a known result still are chosen.
 
     Parameters
     ----------
@@ -133,7 +135,8 @@ def choose(
     Raises
     ------
     CapabilityError
-        When the asked-for strategy, or all of them, failed; the message has every reason.
+        When the asked-for strategy, or all of them, failed; the message has every reason. Retryable when one could
+        not be tried.
     PeerError
         When the peer went away or broke the protocol meanwhile: that is no verdict about a strategy.
     """
@@ -141,23 +144,17 @@ def choose(
     own = offers(device)
     cache = TrialCache(backend=backend.name, device_uuid=device.info.uuid, facts=backend.facts())
     candidates: list[Candidate] = []
+    untried: Capability | None = None
     for name in wanted:
         candidate = _offered(name, own, link, automatic=strategy is None)
         if candidate is None:
-            candidate = _tried(name, device, link, backend.name, cache, deadline_s)
+            candidate = _tried(name, device, link, backend.name, cache, deadline_s, untried)
+            if candidate.phase is Phase.CHILD and candidate.capability.verdict is Verdict.UNTESTED:
+                untried = candidate.capability
         candidates.append(candidate)
         if candidate.capability:
             return _decided(candidates, device, backend.name)
-    reasons = "; ".join(f"{each.strategy.value} ({each.phase.value}): {_why(each)}" for each in candidates)
-    raise CapabilityError(
-        f"completion strategy {wanted[0].value} cannot be used: {reasons}"
-        if strategy is not None
-        else f"no completion strategy works: {reasons}",
-        code="completion",
-        backend=backend.name,
-        device=device.info.uuid,
-        remedy=next((each.capability.remedy for each in candidates if each.capability.remedy), ""),
-    )
+    raise _none_works(candidates, device, backend.name, None if strategy is None else wanted[0], untried)
 
 
 def _offered(
@@ -174,9 +171,18 @@ def _offered(
 
 
 def _tried(
-    strategy: Strategy, device: Device, link: PeerLink, backend: str, cache: TrialCache, deadline_s: float
+    strategy: Strategy,
+    device: Device,
+    link: PeerLink,
+    backend: str,
+    cache: TrialCache,
+    deadline_s: float,
+    untried: Capability | None,
 ) -> Candidate:
+    """Return what came of a trial; ``untried`` is why processes cannot try another one now either."""
     capability = cache.load(strategy)
+    if capability is None and untried is not None:
+        return Candidate(strategy, untried, Phase.NOT_TRIED)
     if capability is None:
         capability = try_in_children(backend, device.info.uuid, strategy, deadline_s=deadline_s)
         cache.store(strategy, capability)
@@ -243,6 +249,23 @@ def _decided(candidates: list[Candidate], device: Device, backend: str) -> Decis
         rejected,
     )
     return decision
+
+
+def _none_works(
+    candidates: list[Candidate], device: Device, backend: str, strategy: Strategy | None, untried: Capability | None
+) -> CapabilityError:
+    remedies = [each.capability.remedy for each in candidates]
+    reasons = "; ".join(f"{each.strategy.value} ({each.phase.value}): {_why(each)}" for each in candidates)
+    return CapabilityError(
+        f"completion strategy {strategy.value} cannot be used: {reasons}"
+        if strategy is not None
+        else f"no completion strategy works: {reasons}",
+        code="completion",
+        retryable=untried is not None,
+        backend=backend,
+        device=device.info.uuid,
+        remedy=untried.remedy if untried is not None else next(filter(None, remedies), ""),
+    )
 
 
 def _why(candidate: Candidate) -> str:

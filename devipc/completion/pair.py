@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -28,22 +29,27 @@ _GRACE_S = 1.0
 _MAX_ANSWER_NBYTES = 16 * 1024
 _MAX_SAID_NBYTES = 2048
 _MODULE = "devipc.completion.child"
-_CHILDREN = 2
-OPENED = b" "
+_OPENINGS = 3
+"""How many times as long as a trial both may take to open the device, as where many processes open it at once."""
+LEAD, FOLLOW = "lead", "follow"
+"""The two parts."""
+OPENED = {LEAD: b"l", FOLLOW: b"f"}
 """What each child writes in front of the leader's answer as soon as it has opened the device."""
 
 
 def try_in_children(backend: str, device_uuid: str, strategy: Strategy, *, deadline_s: float) -> Capability:
     """Run the trial of ``strategy`` in two new processes and return what came of it.
 
-    Blocks for at most ``deadline_s`` and a little. Leaves no process behind. Any thread.
+    Blocks for at most ``deadline_s`` and a little, and before that for up to three times as long until the device is
+    open in both, which takes long when many processes open it at once and says nothing about a strategy. Leaves no
+    process behind. Any thread.
 
     Returns
     -------
     Capability
         ``yes``; ``no`` where a process was told that the platform cannot; ``broken`` where it did the wrong thing,
         crashed or did not end in time; ``untested`` where no process could be started, or the device was not open in
-        both in time, as when many processes open it at once.
+        both in time: the next strategy would fare no better.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -64,44 +70,83 @@ def _run_pair(
     data = owned(create_memfd("devipc-trial", 4096))
     said = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - the stack is its context
     answer, to_answer = map(owned, os.pipe())
+    begin_in, begin_out = os.pipe()
     ask_in, ask_out = os.pipe()
     reply_in, reply_out = os.pipe()
-    pipes = contextlib.ExitStack()
-    for fd in (ask_in, ask_out, reply_in, reply_out):
+    begin, pipes = stack.enter_context(contextlib.ExitStack()), contextlib.ExitStack()
+    begin.callback(os.close, begin_out)
+    for fd in (begin_in, ask_in, ask_out, reply_in, reply_out):
         pipes.callback(os.close, fd)
-    shared = [backend, device_uuid, strategy.value, str(deadline_s), str(page), str(data)]
+    shared = [backend, device_uuid, strategy.value, str(deadline_s), str(_OPENINGS * deadline_s)]
+    shared += [str(fd) for fd in (page, data, begin_in)]
     with pipes:
-        leader = _start(["lead", *shared, str(reply_in), str(ask_out), str(to_answer)], said)
+        leader = _start([LEAD, *shared, str(reply_in), str(ask_out), str(to_answer)], said)
         stack.callback(_end, leader)
-        follower = _start(["follow", *shared, str(ask_in), str(reply_out), str(to_answer)], said)
+        follower = _start([FOLLOW, *shared, str(ask_in), str(reply_out), str(to_answer)], said)
         stack.callback(_end, follower)
+    text, in_time = _until_open(answer, leader, follower, _OPENINGS * deadline_s)
+    if not in_time:
+        _wait(leader, _GRACE_S)  # the children say where they are, and end
+        capability = Capability.untested(
+            f"{len(text)} of {len(OPENED)} processes had opened the device in {_OPENINGS * deadline_s:g} s",
+            remedy="try again when fewer processes open the device",
+        )
+        return replace(capability, evidence=_tail(said))
+    begin.close()
     deadline = time.monotonic() + deadline_s
     ended = _wait(leader, deadline_s + _GRACE_S)  # at the deadline the children say where they are, and end
     late = ended is None or time.monotonic() >= deadline
-    capability = _verdict(_read(answer), ended, deadline_s, late=late)
+    capability = _verdict(text + _read(answer), ended, deadline_s, late=late)
     return capability if capability else replace(capability, evidence=capability.evidence or _tail(said))
 
 
 def _verdict(text: bytes, ended: int | None, deadline_s: float, *, late: bool) -> Capability:
     """Judge by what the children wrote, and by how the leader ended."""
-    opened = len(text) - len(text.lstrip(OPENED))
-    too_long = f"the trial did not end within {deadline_s:g} s"
-    if late and opened < _CHILDREN:
-        return Capability.untested(
-            f"{too_long}: {opened} of {_CHILDREN} processes had opened the device",
-            remedy="try again when fewer processes open the device",
-        )
-    if text[opened:]:
-        return _decode(text[opened:])
+    answer = text.lstrip(b"".join(OPENED.values()))
+    if answer:
+        return _decode(answer)
     if ended is None or late:
         remedy = "the driver blocks; the evidence shows where. Use another strategy"
-        return Capability.broken(too_long, remedy=remedy)
+        return Capability.broken(f"the trial did not end within {deadline_s:g} s", remedy=remedy)
     how = f"crashed (signal {-ended})" if ended < 0 else f"ended without an answer (exit status {ended})"
     return Capability.broken(f"the trial's process {how}", remedy="check driver and plugin versions")
 
 
+def _until_open(
+    answer: int, leader: subprocess.Popen[bytes], follower: subprocess.Popen[bytes], limit_s: float
+) -> tuple[bytes, bool]:
+    """Return what the children wrote until the trial can begin, and whether that was in time.
+
+    It begins without one that ended: what the other one says of that, or how it ended, is the verdict.
+    """
+    deadline, text = time.monotonic() + limit_s, b""
+    with contextlib.ExitStack() as stack:
+        events = select.poll()
+        events.register(answer, select.POLLIN)
+        marks = {}
+        for part, child in ((LEAD, leader), (FOLLOW, follower)):
+            pidfd = os.pidfd_open(child.pid)
+            stack.callback(os.close, pidfd)
+            events.register(pidfd, select.POLLIN)
+            marks[pidfd] = OPENED[part]
+        missing = set(marks.values())
+        while missing:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return text, False
+            ready = [fd for fd, _ in events.poll(left_s * 1000)]
+            text += _read(answer)
+            missing = {mark for mark in missing if mark not in text[: len(OPENED)]}
+            for fd in ready:
+                if fd in marks:
+                    missing.discard(marks[fd])
+                    events.unregister(fd)
+                    missing = missing if marks[fd] != OPENED[LEAD] else set()
+    return text, True
+
+
 def _start(arguments: Sequence[str], said: IO[bytes]) -> subprocess.Popen[bytes]:
-    fds = [int(text) for text in arguments[5:] if int(text) >= 0]
+    fds = [int(text) for text in arguments[6:]]
     # The module path of this process, and no other: a plugin that was found here must be found there.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     return subprocess.Popen(

@@ -141,6 +141,10 @@ class LyingBackend:
     def open_device(self, uuid: str | None = None) -> Device:
         if self._lie == "open_hangs":
             time.sleep(3600)
+        if self._lie == "open_crashes":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if self._lie.startswith("opens_in_"):
+            time.sleep(float(self._lie.removeprefix("opens_in_")))
         device: Any = LyingDevice(self._real.open_device(uuid), self._lie)
         return device  # type: ignore[no-any-return]
 

@@ -15,6 +15,8 @@ import pytest
 
 from devipc.capabilities import Capability, Verdict
 from devipc.completion import Decision, Phase, TrialResponder, choose, offers
+from devipc.completion.cache import TrialCache
+from devipc.completion.pair import try_in_children
 from devipc.completion.roles import DATA_NBYTES, Op, ProducerRole, Seen
 from devipc.completion.trial import RemoteRole, TrialFailed
 from devipc.errors import CapabilityError, PeerGone
@@ -137,13 +139,14 @@ def test_an_explicit_strategy_is_obeyed(strategy: Strategy) -> None:
         ("events_blocked", Strategy.EVENT, "events need a shared folder"),
         ("markers_true", Strategy.POLLING, "before the work in front of it is done"),
         ("no_registration", Strategy.HOST_FLAG, "reaches no host memory"),
-        ("open_hangs", Strategy.POLLING, "did not end within 3 s: 0 of 2 processes had opened the device"),
+        ("open_hangs", Strategy.POLLING, "0 of 2 processes had opened the device in 9 s"),
+        ("open_crashes", Strategy.POLLING, r"crashed \(signal 11\)|watching process of the trial ended"),
     ],
 )
 def test_an_explicit_strategy_is_refused_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, lie: str, strategy: Strategy, reason: str
 ) -> None:
-    if lie == "open_hangs":
+    if lie.startswith("open_"):
         monkeypatch.setattr(LyingBackend, "open_device", lambda self, uuid=None: self._real.open_device(uuid))
     with pytest.raises(CapabilityError, match=reason) as caught:
         choose_with(lie, monkeypatch, strategy=strategy)
@@ -156,9 +159,45 @@ def test_a_device_that_opens_too_late_is_tried_again(monkeypatch: pytest.MonkeyP
     with pytest.raises(CapabilityError, match="0 of 2 processes had opened the device") as caught:
         choose_with("open_hangs", monkeypatch, strategy=Strategy.POLLING)
     assert "try again" in caught.value.remedy
+    assert caught.value.retryable
     # The same backend, device and facts: what was found out would be known.
     again = choose_with("open_hangs", monkeypatch, strategy=Strategy.POLLING, children_lie=False)
     assert again.strategy is Strategy.POLLING
+
+
+def test_the_time_of_a_trial_begins_when_both_have_opened_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening it may take longer than that: no verdict about a strategy may come of it."""
+    with host_device() as device:
+        uuid = device.info.uuid
+    for opening_s in (DEADLINE_S - 0.3, DEADLINE_S + 0.5):
+        monkeypatch.setenv(lying.VARIABLE, f"opens_in_{opening_s}")
+        tried = try_in_children("liar", uuid, Strategy.POLLING, deadline_s=DEADLINE_S)
+        assert tried, tried
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_device_that_opens_too_late_is_waited_for_once(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
+    """Opening it depends on no strategy; one that is known to work is taken all the same."""
+    tried: list[Strategy] = []
+
+    def late(backend: str, uuid: str, strategy: Strategy, *, deadline_s: float) -> Capability:
+        tried.append(strategy)
+        return Capability.untested("0 of 2 processes had opened the device", remedy="try again")
+
+    monkeypatch.setattr("devipc.completion.chooser.try_in_children", late)
+    backend = load_backend("host")
+    with host_device() as device, linked() as link:
+        if known:
+            cache = TrialCache(backend="host", device_uuid=device.info.uuid, facts=backend.facts())
+            cache.store(Strategy.POLLING, Capability.yes("tried"))
+            decision = choose(device, link, backend=backend, deadline_s=DEADLINE_S)
+            assert decision.strategy is Strategy.POLLING
+            assert [each.phase for each in decision.candidates[:3]] == [Phase.CHILD, Phase.NOT_TRIED, Phase.LINK]
+        else:
+            with pytest.raises(CapabilityError, match="0 of 2 processes") as caught:
+                choose(device, link, backend=backend, deadline_s=DEADLINE_S)
+            assert caught.value.retryable
+    assert tried == [Strategy.STREAM_MEMOP]
 
 
 @pytest.mark.parametrize(
