@@ -67,6 +67,11 @@ class made_in:  # noqa: N801 - used as a function
         _around.reset(self._before)
 
 
+def _call_in(around: Callable[[], AbstractContextManager[object]], function: Callable[[T], None], value: T) -> None:
+    with around():
+        function(value)
+
+
 def _blocked(what: str, timeout_s: float) -> CompletionTimeout:
     return CompletionTimeout(
         f"{what} did not return within {timeout_s:g} s",
@@ -134,10 +139,6 @@ def call_with_deadline(
                 abandoned.set()
         return abandoned.is_set()
 
-    def take_back(result: T) -> None:
-        with entered():
-            undo(result)
-
     try:
         threading.Thread(target=run, name=f"devipc-{what}", daemon=True).start()
     except RuntimeError as error:
@@ -147,7 +148,7 @@ def call_with_deadline(
         in_time = done.wait(timeout_s)
     except BaseException:
         if not give_up() and outcome:
-            undo_for_a_cause(take_back, outcome[0])
+            undo_for_a_cause(_call_in, entered, undo, outcome[0])
         raise
     if not in_time and give_up():
         raise _blocked(what, timeout_s)
