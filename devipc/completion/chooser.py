@@ -11,7 +11,7 @@ import enum
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from devipc.capabilities import Capability, Verdict, is_offered
@@ -24,6 +24,7 @@ from devipc.errors import CapabilityError, DevIPCError, FencePoisoned, PeerError
 from devipc.interfaces.backend import Backend, Device
 from devipc.memfd import create_memfd
 from devipc.types import Strategy
+from devipc.undoing import what_is_left
 
 __all__ = ["Candidate", "Decision", "PeerLink", "Phase", "choose"]
 
@@ -139,6 +140,8 @@ def choose(
         not be tried.
     PeerError
         When the peer went away or broke the protocol meanwhile: that is no verdict about a strategy.
+    DevIPCError
+        When something of a trial across the link could not be undone; it is in ``left``.
     """
     wanted = AUTOMATIC if strategy is None else (Strategy(strategy),)
     own = offers(device)
@@ -219,11 +222,18 @@ def _across(strategy: Strategy, device: Device, link: PeerLink, deadline_s: floa
             return Capability.broken(f"{direction}: {error.message}", remedy="use another strategy")
         except PeerError:
             raise  # the link is at fault, not the strategy
-        except CapabilityError as error:
-            return Capability.no(f"{direction}: {error.message}", remedy=error.remedy, evidence=str(error.status or ""))
         except DevIPCError as error:
-            return Capability.broken(f"{direction}: {type(error).__name__}: {error.message}", remedy=error.remedy)
+            if what_is_left(error):
+                raise  # another strategy would be tried on top of what stays, and nobody would hear of that
+            rejected = _rejected(error)
+            return replace(rejected, reason=f"{direction}: {rejected.reason}")
     return Capability.yes("; ".join(f"{direction}: {what}" for direction, what in seen.items()))
+
+
+def _rejected(error: DevIPCError) -> Capability:
+    if isinstance(error, CapabilityError):
+        return Capability.no(error.message, remedy=error.remedy, evidence=str(error.status or ""))
+    return Capability.broken(f"{type(error).__name__}: {error.message}", remedy=error.remedy)
 
 
 def _one_way(strategy: Strategy, opened: Callable[[], tuple[Role, Role]], deadline_s: float) -> str:

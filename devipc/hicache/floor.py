@@ -17,6 +17,7 @@ from devipc.errors import DevIPCError
 from devipc.hicache.strips import CostModel
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import DeviceTransfer, Stream
+from devipc.undoing import what_is_left
 
 __all__ = ["FLOOR_NBYTES", "contiguous_nbytes_per_s", "measured_costs"]
 
@@ -46,6 +47,11 @@ def contiguous_nbytes_per_s(device: Device, stream: Stream, address: int, nbytes
         Where nothing else runs.
     address, nbytes : int
         Host memory that is registered; only read.
+
+    Raises
+    ------
+    DevIPCError
+        When memory that was not to be had is not whole given back either: an engine does not begin with that.
     """
     transfer, memory = device.transfer, device.memory
     large = min(nbytes, FLOOR_NBYTES)
@@ -55,6 +61,8 @@ def contiguous_nbytes_per_s(device: Device, stream: Stream, address: int, nbytes
     try:
         allocation = memory.allocate(large)
     except DevIPCError as error:
+        if what_is_left(error):
+            raise
         _log.info("the speed of a contiguous copy was not measured: %s", error)
         return 0.0
     best = {small: float("inf"), large: float("inf")}
@@ -103,6 +111,8 @@ def measured_costs(
     try:
         allocation = memory.allocate(size)
     except DevIPCError as error:
+        if what_is_left(error):
+            raise
         _log.info("the cost of small copies was not measured: %s", error)
         return default
     try:

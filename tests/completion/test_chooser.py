@@ -19,10 +19,11 @@ from devipc.completion.cache import TrialCache
 from devipc.completion.pair import try_in_children
 from devipc.completion.roles import DATA_NBYTES, Op, ProducerRole, Seen
 from devipc.completion.trial import RemoteRole, TrialFailed
-from devipc.errors import CapabilityError, PeerGone
+from devipc.errors import CapabilityError, DevIPCError, DriverError, PeerGone
 from devipc.memfd import create_memfd
 from devipc.registry import load_backend
 from devipc.types import Strategy
+from devipc.undoing import note_left
 from tests.completion import lying
 from tests.completion.lying import LyingBackend
 from tests.completion.peer import Peer, Pipe, spawn
@@ -283,6 +284,21 @@ def test_a_peer_that_dies_in_the_trial_is_no_verdict(die_at: int) -> None:
         link.die_at = die_at
         with pytest.raises(PeerGone):
             choose(device, link, backend=load_backend("host"), deadline_s=DEADLINE_S)
+
+
+@pytest.mark.parametrize("kind", [DriverError, CapabilityError])
+def test_a_trial_that_is_not_undone_is_no_verdict(monkeypatch: pytest.MonkeyPatch, kind: type[DevIPCError]) -> None:
+    """Whoever asked hears what stays; no other strategy is tried on top of it."""
+
+    def failing(*_: object, **__: object) -> str:
+        note_left(error, DriverError("unmap failed"))
+        raise error
+
+    error = kind("map failed")
+    monkeypatch.setattr("devipc.completion.chooser._one_way", failing)
+    with host_device() as device, linked() as link, pytest.raises(kind) as caught:
+        choose(device, link, backend=load_backend("host"), deadline_s=DEADLINE_S)
+    assert caught.value is error
 
 
 def test_words_are_not_believed_on_other_machines() -> None:

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from devipc.errors import DriverError, ResourceExhausted
 from devipc.hicache.api import UNFENCED
 from devipc.hicache.arena import HostArena
 from devipc.hicache.floor import contiguous_nbytes_per_s, measured_costs
 from devipc.hicache.strips import CostModel
 from devipc.interfaces.backend import Device
 from devipc.registry import load_backend
+from devipc.undoing import note_left
 from tests.hicache.faulty import Failing, FaultyDevice
 from tests.hicache.pools import TIMEOUT_S
 from tests.hicache.world import world
@@ -136,3 +138,25 @@ def test_costs_that_cannot_be_told_are_the_defaults(device: Device, arena: HostA
     stream = faulty.transfer.create_stream()
     assert measured_costs(device, stream, arena.address, arena.nbytes, floor_nbytes_per_s=0.0) == CostModel()
     faulty.transfer.destroy_stream(stream)
+
+
+def test_memory_that_is_neither_had_nor_given_back_is_no_small_matter(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused as usual it leaves the speed unknown; with something of it left, whoever begins an engine hears it."""
+    refused = ResourceExhausted("full")
+
+    def refuse(*_: object, **__: object) -> Any:
+        raise refused
+
+    monkeypatch.setattr(type(device.memory), "allocate", refuse)
+    assert device.transfer is not None
+    stream = device.transfer.create_stream()
+    assert contiguous_nbytes_per_s(device, stream, 4096, 1 << 21) == 0.0
+    assert measured_costs(device, stream, 4096, 1 << 21, floor_nbytes_per_s=1e9).byte_s == 1e-9
+    note_left(refused, DriverError("unmap failed"))
+    with pytest.raises(ResourceExhausted, match="unmap failed"):
+        contiguous_nbytes_per_s(device, stream, 4096, 1 << 21)
+    with pytest.raises(ResourceExhausted, match="unmap failed"):
+        measured_costs(device, stream, 4096, 1 << 21, floor_nbytes_per_s=1e9)
+    device.transfer.destroy_stream(stream)

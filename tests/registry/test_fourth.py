@@ -6,6 +6,7 @@ It is the one that docs/writing-a-backend.md walks through, in the folder ``four
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -14,11 +15,12 @@ import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from devipc.channel.listener import default_directory
+from devipc.errors import UsageError
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 
@@ -50,6 +52,22 @@ class Installed:
         """Run the command line with ``--json``."""
         found: dict[str, Any] = json.loads(self.run("-m", "devipc", *arguments, "--json"))
         return found
+
+
+def test_an_allocation_that_its_driver_does_not_take_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "fourth"))
+    device = importlib.import_module("devipc_acorn.backend").AcornBackend().open_device()
+
+    def refuse(_range: object) -> NoReturn:
+        raise UsageError("overlap")
+
+    before = os.listdir("/proc/self/fd")
+    with monkeypatch.context() as patch:
+        patch.setattr(device.memory._driver, "add", refuse)
+        with pytest.raises(UsageError):
+            device.memory.allocate(4096)
+    assert os.listdir("/proc/self/fd") == before
+    device.close()
 
 
 @pytest.fixture(scope="module")

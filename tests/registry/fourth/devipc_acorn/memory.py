@@ -31,6 +31,7 @@ from devipc.spi import (
     close_fds,
     create_memfd,
     round_up,
+    undo,
     validate_memfd,
 )
 
@@ -78,10 +79,10 @@ class AcornMemory:
         fd = create_memfd("devipc-acorn", size)
         try:
             mapping = SharedMap(fd, size)
+            made = self._driver.add(Range(mapping.address, mapping.address + size, MemoryKind.DEVICE, mapping, fd))
         except BaseException:
-            os.close(fd)
+            undo(os.close, fd)  # the mapping goes with its last user
             raise
-        made = self._driver.add(Range(mapping.address, mapping.address + size, MemoryKind.DEVICE, mapping, fd))
         return Allocation(made.start, size, HandleKind.MEMFD, made.number)
 
     def free(self, allocation: Allocation) -> None:
