@@ -10,12 +10,15 @@ barriers and events, so submitters end with a barrier (same, command lists).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from devipc.spi import ClosedError, DevIPCError, undo
+from devipc.spi import ClosedError, DeviceLostError, DevIPCError, DriverError, note_left, try_each, undo
 from devipc_levelzero import driver
 from devipc_levelzero.abi import ContextDesc, QueueDesc, QueueGroup, make
 from devipc_levelzero.events import EventArena
@@ -157,14 +160,42 @@ class Context:
         return LevelZeroStream(int(made.value or 0), made_here=True)
 
     def fill_zero(self, ptr: int, nbytes: int) -> None:
-        """Fill device memory with zeros and wait for it."""
-        stream, zero = self.new_list(), ctypes.c_uint8(0)
+        """Fill memory that was just allocated with zeros and wait for it; when that fails, free the memory.
+
+        What may still be written stays, and the list that writes it too: that is noted at the error.
+        """
+        free, zero = partial(self.call, "zeMemFree", self.handle, ptr), ctypes.c_uint8(0)
+        try:
+            stream = self.new_list()
+        except BaseException:
+            undo(free)
+            raise
         try:
             self.call("zeCommandListAppendMemoryFill", stream.handle, ptr, self.ref(zero), 1, nbytes, None, 0, None)
+            self.synchronize(stream)
         except BaseException:
-            undo(self.destroy, stream)
+            undo(self._end, stream, free)
             raise
-        self.finish(stream)
+        try:
+            self.destroy(stream)
+        except DevIPCError as error:
+            undo(free)
+            raise self._not_let_go(error) from error
+        except BaseException:
+            undo(free)
+            raise
+
+    def _not_let_go(self, error: DevIPCError) -> DriverError:
+        refused = DriverError(
+            "the driver does not let go of a list whose work is done",
+            code="not_let_go",
+            remedy="end this process when it happens again",
+            backend="levelzero",
+            device=self.uuid,
+            status=error.status,
+        )
+        note_left(refused, error)
+        return refused
 
     def synchronize(self, stream: LevelZeroStream) -> None:
         """Block until all that ``stream`` holds is done, in slices, so that a lost device is noticed.
@@ -185,13 +216,19 @@ class Context:
             self.events.retire(event)
 
     def finish(self, stream: LevelZeroStream) -> None:
-        """Wait for all work of a list and destroy it, whatever the wait ends with."""
+        """Wait for all work of a list and destroy it. A wait that fails is tried again: a list that may run stays."""
         try:
             self.synchronize(stream)
         except BaseException:
-            undo(self.destroy, stream)
+            undo(self._end, stream)
             raise
         self.destroy(stream)
+
+    def _end(self, stream: LevelZeroStream, *then: Callable[[], object]) -> None:
+        """Destroy a list once nothing of it can run: its work is over or its device lost; ``then`` follows."""
+        with contextlib.suppress(DeviceLostError):
+            self.synchronize(stream)
+        try_each([partial(self.destroy, stream), *then])
 
     def destroy(self, stream: LevelZeroStream) -> None:
         """Destroy a list whose work is done."""

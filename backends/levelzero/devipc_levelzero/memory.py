@@ -32,7 +32,6 @@ from devipc.spi import (
     Verdict,
     close_fds,
     round_up,
-    undo,
 )
 from devipc_levelzero import driver
 from devipc_levelzero.abi import DeviceMemoryDesc, IpcFlags, MemoryProperties, make
@@ -113,12 +112,8 @@ class LevelZeroMemory:
             "zeMemAllocDevice", context.handle, ctypes.byref(desc), size, 0, context.device, ctypes.byref(made)
         )
         allocation = Allocation(int(made.value or 0), size, HandleKind.OPAQUE, MemoryKind.DEVICE)
-        try:
-            if zero:
-                context.fill_zero(allocation.ptr, size)
-        except BaseException:
-            undo(context.call, "zeMemFree", context.handle, allocation.ptr)
-            raise
+        if zero:
+            context.fill_zero(allocation.ptr, size)
         return self._remember(allocation)
 
     def allocate_host(self, nbytes: int) -> Allocation:
