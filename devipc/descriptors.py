@@ -14,7 +14,7 @@ import threading
 from collections.abc import Container, Iterable
 
 from devipc.errors import DevIPCError, HandleError, ResourceExhausted
-from devipc.undoing import what_is_left
+from devipc.undoing import note_left, what_is_left
 
 __all__ = ["Descriptor", "close_fds", "explain_missing_fd", "file_of"]
 
@@ -128,12 +128,14 @@ def explain_missing_fd(error: DevIPCError, *, backend: str) -> DevIPCError:
     except OSError as failed:
         if failed.errno in (errno.EMFILE, errno.ENFILE):
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            return ResourceExhausted(
+            explained = ResourceExhausted(
                 f"no file descriptor left: limit {soft}, at most {hard}; every physical block costs one",
                 code="fds",
                 remedy="raise `ulimit -n`, or release exports and mappings that are no longer used",
                 backend=backend,
                 status=error.status,
-                retryable=not what_is_left(error),
             )
+            for one in what_is_left(error):
+                note_left(explained, one)
+            return explained
     return error

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from devipc.descriptors import Descriptor
+from devipc.descriptors import Descriptor, explain_missing_fd
 from devipc.errors import DriverError, HandleError, ResourceExhausted
 from devipc.memfd import create_memfd
+from devipc.undoing import note_left
 
 
 @pytest.fixture
@@ -80,3 +81,17 @@ def test_the_lower_numbers_are_taken_when_the_upper_are_in_use(file: int) -> Non
             one.close()
     assert numbers[0] >= 64
     assert min(numbers) < 64
+
+
+def test_what_is_left_is_said_of_a_full_table_too() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    error, kept = DriverError("out of memory"), DriverError("does not unmap")
+    note_left(error, kept)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        full, free = explain_missing_fd(error, backend="any"), explain_missing_fd(DriverError("none"), backend="any")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert isinstance(full, ResourceExhausted)
+    assert (full.left, full.retryable) == ((kept,), False)
+    assert (free.left, free.retryable) == ((), True)
