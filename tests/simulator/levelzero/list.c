@@ -244,8 +244,12 @@ API(zeCommandListDestroy, ZE_API, (struct ds_stream *stream), (stream)) {
   if (!list)
     return ZE_INVALID_ARGUMENT;
   settle(list);
-  if (ds_stream_query(stream) == DS_NOT_READY)
-    return ZE_IN_USE;
+  uint64_t began = ds_now_us(); /* a list counts its last work a moment after it set that one's event */
+  while (ds_stream_query(stream) == DS_NOT_READY) {
+    if (ds_now_us() - began > 20000)
+      return ZE_IN_USE;
+    ds_sleep_us(50);
+  }
   pthread_mutex_lock(&lock);
   for (int i = 0; i < LISTS; i++)
     if (lists[i] == list)
