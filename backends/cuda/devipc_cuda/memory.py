@@ -6,6 +6,7 @@ is exported and mapped is in its own file; identity, generations and leases are 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from devipc.spi import (
     Capability,
     CapabilityError,
     ClosedError,
+    DeviceLostError,
     ExportedExtent,
     HandleKind,
     MemoryKind,
@@ -114,14 +116,14 @@ class CudaMemory:
         if nbytes <= 0:
             raise UsageError(f"allocation of {nbytes} bytes", remedy="ask for at least one byte", backend="cuda")
         with self._context:
+            stream = self._context.internal_stream() if zero else None
             allocation = self._allocate_best(nbytes) if kind is None else self._allocate(nbytes, kind)
             try:
-                if zero:
-                    stream = self._context.internal_stream()
+                if stream is not None:
                     driver.call("cuMemsetD8Async", allocation.ptr, 0, allocation.nbytes, stream)
                     driver.call("cuStreamSynchronize", stream)
             except BaseException:
-                undo(self._give_back, allocation)
+                undo(self._give_back_behind, allocation, stream)
                 raise
             with self._lock:
                 self._owned[allocation.ptr] = allocation
@@ -147,7 +149,7 @@ class CudaMemory:
             try:
                 return self._allocate(nbytes, HandleKind.VMM_FD)
             except CapabilityError as error:
-                if error.retryable:
+                if error.retryable or error.left:  # what stays of it is said, not passed over
                     raise
                 self._no_vmm = error
         return self._allocate(nbytes, HandleKind.LEGACY)
@@ -192,6 +194,13 @@ class CudaMemory:
             del self._owned[allocation.ptr]
         with self._context:
             self._give_back(allocation)
+
+    def _give_back_behind(self, allocation: Allocation, stream: Any) -> None:
+        """Give memory back once nothing of a stream can touch it: its work is over or the device lost."""
+        if stream is not None:
+            with contextlib.suppress(DeviceLostError):
+                driver.call("cuStreamSynchronize", stream)
+        self._give_back(allocation)
 
     def _give_back(self, allocation: Allocation) -> None:
         if allocation.kind is HandleKind.VMM_FD:

@@ -28,7 +28,6 @@ from devipc.spi import (
     close_fds,
     explain_missing_fd,
     note_left,
-    raise_first,
     round_up,
     try_each,
     undo,
@@ -62,6 +61,7 @@ class Reservation:
         self._lock = threading.Lock()
         self._mapped: list[Mapping] = []
         self._busy = 0
+        self._stuck = False
 
     def map(self, offset: int, handle: Any, nbytes: int) -> None:
         """Map physical memory at ``offset``; it is reachable after :meth:`allow`."""
@@ -76,9 +76,8 @@ class Reservation:
         """Unmap in reverse order what begins in ``[start, start + nbytes)``, everything by default.
 
         The addresses go back with the last mapping. Every step is tried, the first failure is raised. What the driver
-        does not unmap keeps the addresses, so that nothing else is ever mapped there; calling this again tries again.
+        does not unmap keeps the addresses, so that nothing else is ever mapped there.
         """
-        failures: list[DevIPCError] = []
         end = self.nbytes if nbytes is None else start + nbytes
         with self._lock:
             gone: list[Mapping] = []
@@ -87,20 +86,23 @@ class Reservation:
                 (gone if start <= mapping.base - self.base < end else kept).append(mapping)
             self._mapped = kept
             self._busy += 1
-        stuck = []
-        for mapping in reversed(gone):
-            if not _try(failures, "cuMemUnmap", mapping.base, mapping.nbytes):
-                stuck.append(mapping)
+        try_each([*(partial(self._unmap, mapping) for mapping in reversed(gone)), self._leave])
+
+    def _unmap(self, mapping: Mapping) -> None:
+        try:
+            driver.call("cuMemUnmap", mapping.base, mapping.nbytes)
+        except BaseException:
+            self._stuck = True
+            raise
+
+    def _leave(self) -> None:
+        """Free the addresses as the last one, once nobody unmaps in them any more."""
         with self._lock:
-            self._mapped += reversed(stuck)
-            self._busy -= 1  # who is last frees the addresses, once nobody unmaps in them any more
-            last = not self._mapped and not self._busy
-            base = self.base if last else 0
-            if last:
-                self.base = 0
-        if base and not _try(failures, "cuMemAddressFree", base, self.nbytes):
-            self.base = base
-        raise_first(failures)
+            self._busy -= 1
+            if self._mapped or self._busy or self._stuck or not self.base:
+                return
+            base, self.base = self.base, 0
+        driver.call("cuMemAddressFree", base, self.nbytes)
 
 
 class Placed:
@@ -122,15 +124,6 @@ class Placed:
     def release(self) -> None:
         """Unmap it; the last one gives the addresses back."""
         self._reservation.release(self._start, self._nbytes)
-
-
-def _try(failures: list[DevIPCError], name: str, *args: Any) -> bool:
-    try:
-        driver.call(name, *args)
-    except DevIPCError as error:
-        failures.append(error)
-        return False
-    return True
 
 
 def granularity(ordinal: int) -> int:
@@ -166,6 +159,9 @@ def _alone(reservation: Reservation, blocks: Sequence[tuple[Any, int]]) -> Reser
         )
         note_left(refused, error)
         raise refused from error
+    except BaseException:
+        undo(reservation.release)
+        raise
     return reservation
 
 
@@ -230,10 +226,10 @@ def _export_block(base: int) -> int:
     """Return a descriptor for the physical memory behind ``base``; owned by the caller, closed on exec."""
     handle = driver.call("cuMemRetainAllocationHandle", base)
     try:
-        fd = int(driver.call("cuMemExportToShareableHandle", handle, driver.fd_handle_type(), 0))
-    except DevIPCError as error:
+        fd = _export_handle(handle)
+    except BaseException:
         undo(driver.call, "cuMemRelease", handle)
-        raise explain_missing_fd(error, backend="cuda") from error
+        raise
     try:
         driver.call("cuMemRelease", handle)
         os.set_inheritable(fd, False)
@@ -241,6 +237,13 @@ def _export_block(base: int) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def _export_handle(handle: Any) -> int:
+    try:
+        return int(driver.call("cuMemExportToShareableHandle", handle, driver.fd_handle_type(), 0))
+    except DevIPCError as error:
+        raise explain_missing_fd(error, backend="cuda") from error
 
 
 def open_vmm(extents: Sequence[ExportedExtent], *, ordinal: int) -> list[OpenedExtent]:
@@ -282,11 +285,14 @@ def _map_imported(blocks: Sequence[tuple[Any, int]], *, ordinal: int) -> Reserva
         # An H200 (driver 580) answers "not supported" to a mapping larger than the block.
         if error.status is not None and error.status.value in (INVALID_VALUE, NOT_SUPPORTED):
             sizes = sorted({nbytes for _, nbytes in blocks})
-            raise BoundsError(
+            refused = BoundsError(
                 f"the driver cannot map blocks of the sizes that the exporter announced: {sizes}",
                 remedy="the exporter's handle is wrong or was changed on the way; export again",
                 status=error.status,
-            ) from error
+            )
+            for one in error.left:
+                note_left(refused, one)
+            raise refused from error
         raise
 
 

@@ -2,38 +2,101 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 
-from backends.testing.undoing import check_allocations, check_opens
+from backends.testing.undoing import check_allocations, check_opens, check_same, interrupted
 from devipc.spi import DevIPCError, HandleKind
 
-from .peers import simulated
+from .peers import Channel, peer, simulated
 
 KINDS = ["legacy", "pool", "vmm_fd"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@simulated()
-def test_what_stays_of_an_opening_is_said(kind: str, device: Any, sim: Any) -> None:
-    check_opens(device, kind)
+STATUSES = [999, *(pytest.param(status, marks=pytest.mark.long) for status in (1, 801))]
+"""A status of no meaning, and those that say that an argument is wrong and that something is not supported."""
 
 
+@pytest.mark.parametrize("status", STATUSES)
 @pytest.mark.parametrize("kind", KINDS)
 @simulated()
-def test_what_stays_of_an_allocation_is_said(kind: str, device: Any, sim: Any) -> None:
-    check_allocations(kind)
+def test_what_stays_of_an_opening_is_said(kind: str, status: int, device: Any, sim: Any) -> None:
+    check_opens(device, kind, status=status)
+
+
+@pytest.mark.parametrize("status", STATUSES)
+@pytest.mark.parametrize("kind", KINDS)
+@simulated()
+def test_what_stays_of_an_allocation_is_said(kind: str, status: int, device: Any, sim: Any) -> None:
+    check_allocations(kind, status=status)
+
+
+@pytest.mark.parametrize("status", STATUSES)
+@pytest.mark.parametrize("kind", KINDS)
+@simulated()
+def test_what_stays_of_a_first_opening_is_said(kind: str, status: int, device: Any, sim: Any) -> None:
+    check_opens(device, kind, status=status, cold=True)
+
+
+@pytest.mark.parametrize("status", STATUSES)
+@pytest.mark.parametrize("kind", [*KINDS, None])
+@simulated()
+def test_what_stays_of_a_first_allocation_is_said(kind: str | None, status: int, device: Any, sim: Any) -> None:
+    """Where none is named, a kind that cannot be had is not passed over when something of it stays."""
+    check_allocations(kind, status=status, cold=True)
 
 
 @simulated()
 def test_what_is_not_unmapped_keeps_its_addresses(device: Any, sim: Any) -> None:
-    """Nothing else is ever mapped there; whoever tries again gives both back."""
+    """Nothing else is ever mapped there."""
+    with peer(keep_addresses) as other:
+        assert other.channel.receive() == "done"
+        other.channel.send()
+
+
+def keep_addresses(device: Any, sim: Any, channel: Channel) -> None:
     block = device.memory.allocate(2 * 2**20, kind=HandleKind.VMM_FD)
     sim.inject("cuMemUnmap@1=999")
     with pytest.raises(DevIPCError, match="cuMemUnmap"):
         device.memory.free(block)
     assert (sim.counter("live_maps"), sim.calls("cuMemAddressFree")) == (1, 0)
-    with device.context:
-        block.token.release()
-    assert (sim.counter("live_maps"), sim.counter("live_reservations")) == (0, 0)
+    channel.send("done")
+    channel.receive()
+    os._exit(0)  # with what stays mapped
+
+
+@pytest.mark.parametrize(("kind", "name"), [("vmm_fd", "cuMemRelease"), ("pool", "cuStreamSynchronize")])
+@simulated()
+def test_an_interrupt_of_an_allocation_leaves_nothing(kind: str, name: str, device: Any, sim: Any) -> None:
+    device.memory.free(device.memory.allocate(1, kind=HandleKind(kind)))
+    from devipc_cuda import driver
+
+    before = sim.report().counters
+    with interrupted(driver, name), pytest.raises(KeyboardInterrupt):
+        device.memory.allocate(1, kind=HandleKind(kind))
+    check_same(before, sim)
+
+
+@simulated()
+def test_an_interrupt_of_an_export_leaves_nothing(device: Any, sim: Any) -> None:
+    block = device.memory.allocate(1, kind=HandleKind.VMM_FD)
+    from devipc_cuda import driver
+
+    before = sim.report().counters
+    with interrupted(driver, "cuMemExportToShareableHandle", before=True), pytest.raises(KeyboardInterrupt):
+        device.memory.export(block.ptr, block.nbytes)
+    check_same(before, sim)
+    device.memory.free(block)
+
+
+@simulated()
+def test_an_interrupt_of_freeing_skips_no_step(device: Any, sim: Any) -> None:
+    from devipc_cuda import driver
+
+    before = sim.counter("live_pools")
+    block = device.memory.allocate(1, kind=HandleKind.POOL)
+    with interrupted(driver, "cuMemFreeAsync"), pytest.raises(KeyboardInterrupt):
+        device.memory.free(block)
+    assert sim.counter("live_pools") == before

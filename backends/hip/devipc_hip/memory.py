@@ -6,6 +6,7 @@ is exported and mapped is in its own file; identity, generations and leases are 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from devipc.spi import (
     Capability,
     CapabilityError,
     ClosedError,
+    DeviceLostError,
     ExportedExtent,
     HandleKind,
     MemoryKind,
@@ -107,14 +109,14 @@ class HipMemory:
         if nbytes <= 0:
             raise UsageError(f"allocation of {nbytes} bytes", remedy="ask for at least one byte", backend="hip")
         with self._context:
+            stream = self._context.internal_stream() if zero else None
             allocation = self._allocate(nbytes, kind or HandleKind.LEGACY)
             try:
-                if zero:
-                    stream = self._context.internal_stream()
+                if stream is not None:
                     driver.call("hipMemsetAsync", allocation.ptr, 0, allocation.nbytes, stream)
                     driver.call("hipStreamSynchronize", stream)
             except BaseException:
-                undo(self._give_back, allocation)
+                undo(self._give_back_behind, allocation, stream)
                 raise
             with self._lock:
                 self._owned[allocation.ptr] = allocation
@@ -177,6 +179,13 @@ class HipMemory:
             del self._owned[allocation.ptr]
         with self._context:
             self._give_back(allocation)
+
+    def _give_back_behind(self, allocation: Allocation, stream: Any) -> None:
+        """Give memory back once nothing of a stream can touch it: its work is over or the device lost."""
+        if stream is not None:
+            with contextlib.suppress(DeviceLostError):
+                driver.call("hipStreamSynchronize", stream)
+        self._give_back(allocation)
 
     def _give_back(self, allocation: Allocation) -> None:
         if allocation.kind is HandleKind.VMM_FD:

@@ -30,6 +30,7 @@ from devipc.spi import (
     Verdict,
     close_fds,
     explain_missing_fd,
+    note_left,
     round_up,
     undo,
 )
@@ -37,7 +38,7 @@ from devipc_hip import driver, layouts, payload
 from devipc_hip.context import Context
 from devipc_hip.memory_plain import NO_CANARY, TAIL_NBYTES, allocate_plain, attach, check_opened
 from devipc_hip.memory_query import Mapping
-from devipc_hip.opening import open_in_time
+from devipc_hip.opening import let_go, open_in_time
 from devipc_hip.status import INVALID_VALUE
 
 __all__ = ["DmabufKind", "DmabufMapping", "close_dmabuf", "export_dmabuf", "open_dmabuf"]
@@ -86,27 +87,37 @@ class DmabufKind:
         ResourceExhausted
             When memory or descriptors ran out, which says nothing about the kind.
         """
+        failed: DevIPCError | None = None
         with self._lock:
             if not self._proven and self._refusal is None:
-                self._refusal = self._try()
-                self._proven = self._refusal is None
-        if self._refusal is not None:
-            raise CapabilityError(self._refusal.reason, code="no_dmabuf", remedy=self._refusal.remedy, backend="hip")
+                failed = self._try()
+        if self._refusal is None:
+            return
+        refused = CapabilityError(self._refusal.reason, code="no_dmabuf", remedy=self._refusal.remedy, backend="hip")
+        for one in failed.left if failed is not None else ():
+            note_left(refused, one)
+        raise refused from failed
 
-    def _try(self) -> Capability | None:
+    def _try(self) -> DevIPCError | None:
+        """Find out, and return why not; the lock is held."""
         ptr, nbytes, canary = allocate_plain(1, self._context)
         try:
-            self._open_own(ptr, nbytes, canary)
-        except BaseException as error:
-            undo(driver.call, "hipFree", ptr)
-            if not isinstance(error, DevIPCError) or isinstance(error, (ResourceExhausted, DeviceLostError)):
+            try:
+                self._open_own(ptr, nbytes, canary)
+            except BaseException:
+                undo(driver.call, "hipFree", ptr)
                 raise
-            return Capability.no(
+        except (ResourceExhausted, DeviceLostError):
+            raise
+        except DevIPCError as error:
+            self._refusal = Capability.no(
                 f"a dma-buf of this process's own memory cannot be used: {error.message}",
                 remedy=_REMEDY,
                 evidence=str(error if error.left else error.status or error.code),
             )
-        driver.call("hipFree", ptr)
+            return error
+        self._proven = True
+        let_go("hipFree", ptr)
         return None
 
     def _open_own(self, ptr: int, nbytes: int, canary: bytes) -> None:
@@ -115,7 +126,7 @@ class DmabufKind:
         try:
             mapping = open_dmabuf(extent, self._context).token
             assert isinstance(mapping, DmabufMapping)
-            close_dmabuf(mapping)
+            let_go("hipDestroyExternalMemory", mapping.memory)
         finally:
             close_fds(extent.fds)
 

@@ -24,7 +24,6 @@ from devipc.spi import (
     Chunk,
     Descriptor,
     DevIPCError,
-    DriverError,
     ExportedExtent,
     HandleKind,
     OpenedExtent,
@@ -34,7 +33,6 @@ from devipc.spi import (
     close_fds,
     explain_missing_fd,
     note_left,
-    raise_first,
     round_up,
     try_each,
     undo,
@@ -42,7 +40,7 @@ from devipc.spi import (
 from devipc_hip import driver, layouts, payload
 from devipc_hip.context import Context
 from devipc_hip.memory_query import Mapping, mappings_from
-from devipc_hip.opening import open_in_time
+from devipc_hip.opening import let_go, not_let_go, open_in_time
 from devipc_hip.status import INVALID_VALUE, NOT_SUPPORTED
 
 __all__ = ["Reservation", "VmmImports", "allocate_vmm", "export_vmm"]
@@ -67,6 +65,7 @@ class Reservation:
         self.base = int(driver.call("hipMemAddressReserve", nbytes, 0, 0, 0))
         self._ordinal = ordinal
         self._mapped: list[Mapping] = []
+        self._stuck = False
 
     def map(self, offset: int, handle: int, nbytes: int) -> None:
         """Map physical memory at ``offset``; it is reachable after :meth:`allow`."""
@@ -80,26 +79,23 @@ class Reservation:
     def release(self) -> None:
         """Unmap in reverse order and give the addresses back; every step is tried, the first failure is raised.
 
-        What the runtime does not unmap keeps the addresses, so that nothing else is ever mapped there; calling this
-        again tries again.
+        What the runtime does not unmap keeps the addresses, so that nothing else is ever mapped there.
         """
-        failures: list[DevIPCError] = []
         mapped, self._mapped = self._mapped, []
-        for mapping in reversed(mapped):
-            if not _try(failures, "hipMemUnmap", mapping.base, mapping.nbytes):
-                self._mapped.insert(0, mapping)
-        if self.base and not self._mapped and _try(failures, "hipMemAddressFree", self.base, self.nbytes):
-            self.base = 0
-        raise_first(failures)
+        try_each([*(partial(self._unmap, mapping) for mapping in reversed(mapped)), self._free_addresses])
 
+    def _unmap(self, mapping: Mapping) -> None:
+        try:
+            driver.call("hipMemUnmap", mapping.base, mapping.nbytes)
+        except BaseException:
+            self._stuck = True
+            raise
 
-def _try(failures: list[DevIPCError], name: str, *args: int) -> bool:
-    try:
-        driver.call(name, *args)
-    except DevIPCError as error:
-        failures.append(error)
-        return False
-    return True
+    def _free_addresses(self) -> None:
+        if self._stuck or not self.base:
+            return
+        base, self.base = self.base, 0
+        driver.call("hipMemAddressFree", base, self.nbytes)
 
 
 def _granularity(ordinal: int) -> int:
@@ -126,14 +122,10 @@ def _alone(reservation: Reservation, blocks: Sequence[tuple[int, int]]) -> Reser
         _let_go(blocks)
     except DevIPCError as error:
         undo(reservation.release)
-        refused = DriverError(
-            "the runtime does not let go of a handle of memory that it has mapped",
-            code="not_let_go",
-            remedy="restart this process: it keeps the memory from its owner",
-            status=error.status,
-        )
-        note_left(refused, error)
-        raise refused from error
+        raise not_let_go(error) from error
+    except BaseException:
+        undo(reservation.release)
+        raise
     return reservation
 
 
@@ -300,7 +292,7 @@ class VmmImports:
                 except BaseException:
                     undo(driver.call, "hipMemRelease", handle)
                     raise
-                driver.call("hipMemRelease", handle)
+                let_go("hipMemRelease", handle)
             return self._by_address
 
     def _takes_address(self, own: Descriptor) -> bool:
@@ -312,7 +304,7 @@ class VmmImports:
                 raise
             return False
         try:
-            driver.call("hipMemRelease", handle)
+            let_go("hipMemRelease", handle)
         finally:
             own.close()
         return True
@@ -324,11 +316,14 @@ def _map_imported(blocks: Sequence[tuple[int, int]], *, ordinal: int) -> Reserva
     except DevIPCError as error:
         if error.status is not None and error.status.value in (INVALID_VALUE, NOT_SUPPORTED):
             sizes = sorted({nbytes for _, nbytes in blocks})
-            raise BoundsError(
+            refused = BoundsError(
                 f"the runtime cannot map blocks of the sizes that the exporter announced: {sizes}",
                 remedy="the exporter's handle is wrong or was changed on the way; export again",
                 status=error.status,
-            ) from error
+            )
+            for one in error.left:
+                note_left(refused, one)
+            raise refused from error
         raise explain_missing_fd(error, backend="hip") from error
 
 

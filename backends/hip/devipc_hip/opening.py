@@ -1,6 +1,7 @@
 """Opens of what a peer exported: under a deadline, in a thread that can be given up.
 
-Owns the deadline, and what becomes of an open that returns too late. Knows no kind of handle.
+Owns the deadline, what becomes of an open that returns too late, and what is said of a handle that the runtime keeps.
+Knows no kind of handle.
 
 Sources: an attach of memory that its exporter freed first never returns (ROCm/rocm-systems 9827), nor does the open of
 an event on some runtimes (LMCache 4419); the runtime's own socket gives up after 10 s, where it does.
@@ -11,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from devipc.spi import CompletionTimeout, DriverError, call_with_deadline
+from devipc.spi import CompletionTimeout, DevIPCError, DriverError, call_with_deadline, note_left
+from devipc_hip import driver
 from devipc_hip.context import Context
 
-__all__ = ["OPEN_TIMEOUT_S", "open_in_time"]
+__all__ = ["OPEN_TIMEOUT_S", "let_go", "not_let_go", "open_in_time"]
 
 T = TypeVar("T")
 
@@ -50,3 +52,29 @@ def open_in_time(context: Context, call: Callable[[], T], undo: Callable[[T], ob
             backend="hip",
             device=context.uuid,
         ) from error
+
+
+def let_go(name: str, handle: int) -> None:
+    """Give back by the call ``name`` what served its purpose.
+
+    Raises
+    ------
+    DriverError
+        When the runtime keeps it, which is noted there as what is left.
+    """
+    try:
+        driver.call(name, handle)
+    except DevIPCError as error:
+        raise not_let_go(error) from error
+
+
+def not_let_go(error: DevIPCError) -> DriverError:
+    """Return what to raise when ``error`` keeps something that this package is done with."""
+    refused = DriverError(
+        "the runtime does not let go of a handle or of memory that is not used any more",
+        code="not_let_go",
+        remedy="restart this process: it keeps the memory from its owner",
+        status=error.status,
+    )
+    note_left(refused, error)
+    return refused
