@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from devipc.cli.options import SECONDS
-from devipc.cli.orphans import no_orphans
 from devipc.cli.tables import show_table
 from devipc.probe.runner import DEFAULT_TIMEOUT_S, list_backends
 
@@ -26,7 +25,6 @@ __all__ = ["command"]
     type=SECONDS,
     help="Seconds that each backend may take.",
 )
-@no_orphans()
 def command(*, as_json: bool, timeout_s: float) -> None:
     """List installed backends and their devices. Each is loaded in a child, so that a crash costs one row."""
     rows: list[dict[str, Any]] = []

@@ -7,7 +7,6 @@ import json
 import click
 
 from devipc.cli.options import SECONDS
-from devipc.cli.orphans import no_orphans
 from devipc.cli.tables import ProgressLine
 from devipc.probe.environment import collect
 from devipc.probe.runner import DEFAULT_TIMEOUT_S
@@ -26,7 +25,6 @@ __all__ = ["command"]
     help="Seconds that each backend may take.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
-@no_orphans()
 def command(*, no_backends: bool, timeout_s: float, as_json: bool) -> None:
     """Print what decides which devices work here: versions, namespaces, limits, settings, what each driver says.
 

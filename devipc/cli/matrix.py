@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import click
 
 from devipc.cli.options import finish, probing_options, show_backends
-from devipc.cli.orphans import no_orphans
 from devipc.cli.tables import ProgressLine, show_table
 from devipc.probe.matrix import Cell, Matrix, run_matrix
 
@@ -16,7 +15,6 @@ __all__ = ["command"]
 
 @click.command()
 @probing_options
-@no_orphans()
 def command(*, backend: str | None, devices: Sequence[str], timeout_s: float, as_json: bool) -> None:
     """Try every exporting device against every importing one.
 

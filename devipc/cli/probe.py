@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import click
 
 from devipc.cli.options import finish, probing_options, show_backends, show_evidence, words
-from devipc.cli.orphans import no_orphans
 from devipc.cli.tables import ProgressLine, show_table
 from devipc.probe.report import Report, Row, parse_requirements
 from devipc.probe.runner import DEFAULT_REQUIREMENTS, run_probe
@@ -24,7 +23,6 @@ __all__ = ["command"]
     metavar="AREA[=CHECK],...",
     help="What must hold on every probed device, such as memory,sync=stream_memop.  [default: memory,sync]",
 )
-@no_orphans()
 def command(
     *, backend: str | None, devices: Sequence[str], timeout_s: float, as_json: bool, require: str | None
 ) -> None:

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from devipc.adopting import ADOPTER, adopted, end_adopted
 from devipc.capabilities import Capability, Verdict
 from devipc.channel.seqpacket import Channel, channel_pair
 from devipc.errors import CompletionTimeout, DevIPCError, PeerGone
@@ -130,7 +130,7 @@ class Pair:
 
 
 class _Child:
-    """One of the processes."""
+    """One of the processes, by way of the one that adopts what it leaves."""
 
     def __init__(self, part: str, target: Target, fds: list[int]) -> None:
         self.name = f"{part}er's process"
@@ -138,9 +138,9 @@ class _Child:
         try:
             # The module path of this process, and no other: a plugin that was found here must be found there.
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-            arguments = [part, str(os.getpid()), target.backend, target.uuid, *map(str, fds), *["-1"] * (2 - len(fds))]
+            arguments = [part, ADOPTER, target.backend, target.uuid, *map(str, fds), *["-1"] * (2 - len(fds))]
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", _MODULE, *arguments],
+                adopted([sys.executable, "-P", "-m", _MODULE, *arguments]),
                 stdin=subprocess.DEVNULL,
                 stdout=self._said,
                 stderr=self._said,
@@ -170,11 +170,8 @@ class _Child:
         return os.pread(self._said, _MAX_SAID_NBYTES, max(0, size - _MAX_SAID_NBYTES)).decode(errors="replace").strip()
 
     def end(self) -> None:
-        """Kill it with all that it started, and reap it; one stuck inside the kernel is left to the kernel."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_GRACE_S)
+        """End it with all that it started, and reap it; one stuck inside the kernel is left to the kernel."""
+        end_adopted(self._process)
         os.close(self._pidfd)
         os.close(self._said)
 

@@ -163,12 +163,14 @@ def _run_child(name: str, timeout_s: float) -> tuple[int | None, bytes, str]:
     """Return exit status (None if it had to be ended), answer, and the end of what it wrote to stderr."""
     import subprocess
 
+    from devipc.adopting import adopted
+
     answers, fd = os.pipe()
     try:
         isolated = ["-I"] if sys.flags.isolated else ["-P"]
         arguments = [name, str(timeout_s), str(fd), *sys.path]
         child = subprocess.Popen(
-            [sys.executable, *isolated, "-c", _CHILD, *arguments],
+            adopted([sys.executable, *isolated, "-c", _CHILD, *arguments]),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -217,15 +219,10 @@ def _listen(pid: int, answers: int, stderr: int, deadline: float) -> tuple[bool,
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Kill the child and its descendants, and reap it; one stuck inside the kernel is left to the kernel."""
-    import contextlib
-    import signal
-    import subprocess
+    """End the child with all that it started, and reap it; one stuck inside the kernel is left to the kernel."""
+    from devipc.adopting import end_adopted
 
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(_GRACE_S)
+    end_adopted(child)
     if child.stderr is not None:
         child.stderr.close()
 

@@ -183,7 +183,7 @@ class Faulty:
         return {"driver": "faulty 1.0"}
 
     def devices(self) -> Sequence[DeviceInfo]:
-        if FAULT == "list_hang":
+        if FAULT in ("list_hang", "run_away_hang"):
             time.sleep(600)
         if FAULT == "list_none":
             raise CapabilityError("no driver", remedy="get one")

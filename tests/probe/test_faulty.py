@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -165,6 +166,27 @@ def test_no_other_device_is_opened_than_was_asked_for(site: Path) -> None:
     assert [info["uuid"] for info in document["backends"][0]["devices"]] == ["FAULTY-0", "FAULTY-1"]
 
 
+LIBRARY = """
+import os, sys
+from devipc.probe.runner import run_probe
+from devipc.registry import check_backend_in_child
+assert check_backend_in_child("faulty", timeout_s=50.0).devices
+with open(os.environ["DEVIPC_TEST_RUNAWAYS"]) as file:
+    assert file.read(), "nothing was hidden"
+run_probe(backend="faulty", devices=["0"], timeout_s=50.0)
+print("probed", flush=True)
+sys.stdin.readline()  # still there, and adopts nothing
+"""
+
+
+def left_of(hidden: Path) -> list[int]:
+    """End the processes that were hidden, and return which there were."""
+    left = [int(pid) for pid in hidden.read_text().split() if Path(f"/proc/{pid}").exists()]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    return left
+
+
 @pytest.mark.parametrize(
     ("command", "fault", "code"),
     [
@@ -180,8 +202,38 @@ def test_processes_that_a_backend_hides_end_with_the_command(
 ) -> None:
     hidden = site / "hidden"
     done = run(*command, "--json", env=environment(site, fault=fault, DEVIPC_TEST_RUNAWAYS=str(hidden)))
-    left = [int(pid) for pid in hidden.read_text().split() if Path(f"/proc/{pid}").exists()]
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    assert not left
+    assert not left_of(hidden)
     assert done.returncode == code, done.stderr
+
+
+@pytest.mark.parametrize("fault", ["run_away", "run_away_segv"])
+def test_processes_that_a_backend_hides_end_with_the_call_of_a_library(site: Path, fault: str) -> None:
+    """Also those of a plugin that then crashes."""
+    hidden = site / "hidden"
+    env = environment(site, fault=fault, DEVIPC_TEST_RUNAWAYS=str(hidden))
+    with subprocess.Popen(
+        [sys.executable, "-c", LIBRARY], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as user:
+        assert user.stdout is not None
+        assert user.stdout.readline() == "probed\n"
+        left = left_of(hidden)
+        user.communicate("end\n", timeout=30)
+    assert not left
+    assert user.returncode == 0
+
+
+def test_processes_that_a_backend_hides_end_with_whoever_asked(site: Path) -> None:
+    """Who is killed ends nothing any more."""
+    hidden = site / "hidden"
+    env = environment(site, fault="run_away_hang", DEVIPC_TEST_RUNAWAYS=str(hidden))
+    program = 'from devipc.registry import check_backend_in_child; check_backend_in_child("faulty", timeout_s=50.0)'
+    with subprocess.Popen([sys.executable, "-c", program], env=env) as user:
+        deadline = time.monotonic() + 30.0
+        while not (hidden.exists() and hidden.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        user.kill()
+    deadline = time.monotonic() + 10.0
+    while any(Path(f"/proc/{pid}").exists() for pid in hidden.read_text().split()):
+        assert time.monotonic() < deadline, left_of(hidden)
+        time.sleep(0.01)
