@@ -45,7 +45,8 @@ COMBINATIONS = [(INPROC, AUTO), (INPROC, NOTHING), (MESSAGES, AUTO), *((DAEMON, 
 if SIMULATED:
     COMBINATIONS = COMBINATIONS[1:4]
 if "HICACHE_LINES" in os.environ:
-    COMBINATIONS = [tuple(line.split("/")) for line in os.environ["HICACHE_LINES"].split()]
+    lines = [line.partition("/") for line in os.environ["HICACHE_LINES"].split()]
+    COMBINATIONS = [(deployment, strategy) for deployment, _, strategy in lines]
 QUICK = ("two_clients_and_two_pools_get_back_what_they_stored", "layers_arrive_group_by_group")
 LIMIT_S = float(os.environ.get("HICACHE_LIMIT_S", 330))
 """For all of them together; what was not reached then is missing, and counts."""
