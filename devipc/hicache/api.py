@@ -126,7 +126,7 @@ class HiCacheClient:
         """Return which pages are in the host tier, bool ``(n,)``: a hint, as :meth:`match`."""
         names = page_names(check_keys(keys), pool.namespace)
         self._desk.check_process()
-        return self._search.find(names)
+        return self._search.find(names, pool.page_nbytes)
 
     def lookup(self, pool: PoolHandle, keys: Keys, *, lease_s: float = DEFAULT_LEASE_S) -> Ticket:
         """Find pages and keep them for a restore: :attr:`Ticket.hit` once it was ``leased``.

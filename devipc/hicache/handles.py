@@ -78,6 +78,8 @@ class PoolHandle:
         Layers of each group of a restore.
     advice : tuple of Advice
         What will be slow, and what to change.
+    page_nbytes : int
+        Bytes of one page in host memory.
     """
 
     number: int
@@ -86,6 +88,7 @@ class PoolHandle:
     namespace: bytes
     groups: tuple[tuple[int, ...], ...]
     advice: tuple[Advice, ...]
+    page_nbytes: int
 
 
 def check_pages(pages: npt.ArrayLike) -> PageIds:

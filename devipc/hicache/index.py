@@ -102,16 +102,16 @@ class IndexWriter:
         """
         return self.publish_all((key,), value) == 1
 
-    def publish_all(self, keys: Sequence[bytes], value: int) -> int:
-        """Do as :meth:`publish` for several keys, whose values count up from ``value``; return how many had room."""
-        if not 0 <= value <= _MASK - len(keys) + 1:
+    def publish_all(self, keys: Sequence[bytes], value: int, *, step: int = 1) -> int:
+        """Do as :meth:`publish` for several keys, each value ``step`` more than the last; return how many had room."""
+        if not 0 <= value <= _MASK - step * max(0, len(keys) - 1):
             raise UsageError(f"value {value} is no unsigned 64-bit number", remedy="pass 0 .. 2**64 - 1")
         if set(map(len, keys)) - {KEY_NBYTES}:
             raise UsageError("a key of another length", code="key", remedy=f"pass {KEY_NBYTES} bytes each")
         with self._lock:
             self._check_open()
             if len(keys) < _FEW or len(set(keys)) < len(keys):
-                return sum(self._publish_one(key, value + number) for number, key in enumerate(keys))
+                return sum(self._publish_one(key, value + step * number) for number, key in enumerate(keys))
             halves = np.frombuffer(b"".join(keys), "<u8").reshape(-1, 2)
             places = np.fromiter(map(self._places.get, keys, repeat(-1)), np.int64, len(keys))
             new = np.flatnonzero(places < 0)
@@ -119,7 +119,7 @@ class IndexWriter:
             found = zip(new.tolist(), taken.tolist(), strict=True)
             self._places.update((keys[at], place) for at, place in found if place >= 0)
             placed = np.flatnonzero(places >= 0)
-            self._write(places[placed], halves[placed], placed.astype(np.uint64) + np.uint64(value))
+            self._write(places[placed], halves[placed], placed.astype(np.uint64) * np.uint64(step) + np.uint64(value))
         return len(placed)
 
     def _publish_one(self, key: bytes, value: int) -> bool:
@@ -163,14 +163,14 @@ class IndexWriter:
     def draft(self, keys: Sequence[bytes], value: int) -> Draft:
         """Do what can be done before the pages are there: entries that nobody finds until :meth:`publish_draft`.
 
-        The keys are distinct, and not published; values as for :meth:`publish_all`. Keys for which there is no room
-        have no entry. A draft is published or dropped, once.
+        The keys are distinct, and not published; all have one value. Keys for which there is no room have no entry. A
+        draft is published or dropped, once.
         """
         with self._lock:
             self._check_open()
             halves = np.frombuffer(b"".join(keys), "<u8").reshape(-1, 2)
             places = self._take(halves)
-            values = np.arange(value, value + len(keys), dtype=np.uint64)
+            values = np.full(len(keys), value, np.uint64)
             if (places < 0).any():
                 placed = np.flatnonzero(places >= 0)
                 keys, halves = [keys[at] for at in placed.tolist()], halves[placed]

@@ -37,8 +37,8 @@ __all__ = [
     "checksums",
 ]
 
-INDEX_VERSION = 1
-"""Version of the memory layout; a reader takes no other."""
+INDEX_VERSION = 2
+"""Version of the memory layout, and of what values mean: the bytes of a page. A reader takes no other."""
 MAGIC = int.from_bytes(b"dIPCindx", "little")
 """First word of the memory."""
 HEADER_WORDS = 512

@@ -66,7 +66,8 @@ class Registry:
             self._take_back(number, error)
             raise
         groups = layer_groups(layout.layers, self._link.layer_groups)
-        return PoolHandle(number, number, layout, memory.namespace, groups, tuple(layout.advice()))
+        advice, page_nbytes = tuple(layout.advice()), layout.page_nbytes
+        return PoolHandle(number, number, layout, memory.namespace, groups, advice, page_nbytes)
 
     def _take_back(self, number: int, why: BaseException) -> None:
         """Take a pool back whose registration failed: it may be under way, and end later."""

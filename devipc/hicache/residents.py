@@ -1,7 +1,7 @@
 """Pages that can be found: as the tier knows them, in the columns of their slots, and in the index.
 
 Owns that the three agree, and what can be done of an entry before the page's bytes are in place, so that little is
-left to do behind them. Not thread-safe: the tier's lock is.
+left to do behind them. What the index says of a page is its size. Not thread-safe: the tier's lock is.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Residents:
         self.counts = {"published": 0, "unindexed": 0}
         self._columns = slots
         self._index = index
-        self._value = self._entered = 0
+        self._entered = 0
         self._prepared: dict[Reservation, Prepared] = {}
 
     @property
@@ -97,8 +97,7 @@ class Residents:
         slots = dict(zip(names, reservation.slots.tolist(), strict=True))
         if len(slots) < len(names) or not self.slot_of.keys().isdisjoint(slots):
             return
-        draft = self._index.draft(names, self._value + 1)
-        self._value += len(names)
+        draft = self._index.draft(names, reservation.page_nbytes)
         self._columns.name[reservation.slots] = names
         results = np.full(len(names), PageResult.STORED, np.uint8)
         self._prepared[reservation] = Prepared(slots, draft, results, self._entered)
@@ -128,8 +127,7 @@ class Residents:
                 return prepared.results
         self.drop(reservation)
         results, names = reservation.outcome(self.slot_of, self._columns.page_nbytes, invalidated, stale=stale)
-        self._count(len(names), self._index.publish_all(names, self._value + 1))
-        self._value += len(names)
+        self._count(len(names), self._index.publish_all(names, reservation.page_nbytes, step=0))
         self._store(reservation, results, names)
         return results
 

@@ -29,10 +29,12 @@ class Search:
         self._reader = reader
         self._lock = threading.Lock()
 
-    def find(self, names: Keys) -> npt.NDArray[np.bool_]:
-        """Return which of ``names`` are there, bool ``(n,)``."""
+    def find(self, names: Keys, page_nbytes: int) -> npt.NDArray[np.bool_]:
+        """Return which of ``names`` are there, bool ``(n,)``: those whose pages have this size."""
         with self._lock:
-            return self._reader.find(names).hit
+            hit, nbytes = self._reader.find(names)
+        hit &= nbytes == page_nbytes
+        return hit
 
     def expire(self) -> None:
         """Miss everything from now on. Never blocks."""

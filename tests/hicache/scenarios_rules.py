@@ -102,6 +102,7 @@ def a_page_of_another_size_is_nobodys_hit(device: Device) -> None:
         named = keys ^ spaces[0] ^ spaces[1]
         own = filled(it, liar, large, lying, 1)
         large.poison([10, 11, 12])
+        assert (client.match(handle, keys), liar.match(lying, named), liar.match(lying, own)) == (4, 0, 1)
         lookup = liar.lookup(lying, named)
         assert lookup.wait(TIMEOUT_S).status is Status.COMPLETED
         assert not lookup.hit.any()

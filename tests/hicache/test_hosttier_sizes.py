@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
-from devipc.hicache.index import IndexWriter
+from devipc.hicache.index import IndexReader, IndexWriter
 from devipc.hicache.results import PageResult
-from tests.hicache.test_hosttier import BLOCK, NAMESPACE, A, B, Tier, names
+from devipc.hicache.search import Search
+from tests.hicache.test_hosttier import BLOCK, NAMESPACE, A, B, Tier, matrix, names
 
 SIZES = pytest.mark.parametrize("other", [BLOCK - 1, 2 * BLOCK], ids=["same block", "another block"])
 
@@ -34,6 +36,25 @@ def test_a_page_of_another_size_is_not_here(tier: Tier, other: int) -> None:
         hit, _ = tier.hold((A, 51), names(1, 3), page_nbytes=size, partial=False)
         assert int(hit.sum()) == 1
         assert tier.status()["holds"] == 0
+
+
+@SIZES
+@pytest.mark.parametrize("count", [1, 4, 64], ids=["one by one", "prepared", "many at once"])
+def test_a_page_of_another_size_is_not_found_in_the_index(writer: IndexWriter, other: int, count: int) -> None:
+    tier = Tier(writer, pages=8 * count, slab_pages=2 * count)
+    ours, theirs = names(*range(1, count + 1)), names(*range(1001, count + 1001))
+    search = Search(IndexReader(writer.fileno(), epoch=writer.epoch))
+    for size, stored in ((BLOCK, ours), (other, theirs)):
+        reservation = tier.reserve(tier.holder(), stored, namespace=NAMESPACE, page_nbytes=size, runs=[1] * len(stored))
+        if count == 4:
+            tier.prepare(reservation)
+        tier.commit(reservation)
+    expected = np.repeat([True, False], count)
+    assert np.array_equal(search.find(matrix(ours + theirs), BLOCK), expected)
+    assert np.array_equal(search.find(matrix(ours + theirs), other), ~expected)
+    assert not search.find(matrix(ours + theirs), BLOCK + 1).any()
+    search.close()
+    tier.audit()
 
 
 @SIZES

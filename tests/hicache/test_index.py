@@ -168,7 +168,8 @@ def test_memory_that_is_no_index_is_refused() -> None:
     fd, mapping = create_published_memfd("test", 8 * (512 + 32))
     header = mapping.view.cast("Q")
     try:
-        for words in ([0, 0, 0, 0], [indexwords.MAGIC, 2, 1, 1], [indexwords.MAGIC, 1, 1, 2]):
+        magic, version = indexwords.MAGIC, indexwords.INDEX_VERSION
+        for words in ([0, 0, 0, 0], [magic, version - 1, 1, 1], [magic, version + 1, 1, 1], [magic, version, 1, 2]):
             for at, word in enumerate(words):
                 header[at] = word
             with pytest.raises(HandleError) as caught:
@@ -227,5 +228,8 @@ def test_many_keys_are_published_at_once_with_values_that_count_up(writer: Index
     with pytest.raises(UsageError):
         writer.publish_all(keys[:2], 2**64 - 1)
     assert look(reader, keys[1]) == 8
+    for some in (keys[:5], keys):
+        assert writer.publish_all(some, 2**64 - 1, step=0) == len(some)
+        assert {look(reader, key) for key in some} == {2**64 - 1}
     with IndexWriter(max_entries=5) as small:
         assert small.publish_all(keys, 1) == 5
