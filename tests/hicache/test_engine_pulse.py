@@ -37,8 +37,14 @@ class Hanging:
         monkeypatch.setattr(owner, name, hang)
 
     @contextlib.contextmanager
-    def seen_in(self, reader: PulseReader, action: Callable[[], object] = lambda: None) -> Iterator[None]:
-        """Hang in the block, and in ``action`` beside it; what hangs is seen in the pulse, and not for ever."""
+    def seen_in(
+        self,
+        reader: PulseReader,
+        action: Callable[[], object] = lambda: None,
+        *,
+        release: Callable[[], object] = lambda: None,
+    ) -> Iterator[None]:
+        """Hang in the block, and in ``action`` beside it, which goes on behind ``release``; the pulse shows it."""
         self.hangs = True
         acting = threading.Thread(target=action)
         acting.start()
@@ -49,6 +55,7 @@ class Hanging:
         finally:
             self.hangs = False
             self.let_go.set()
+            release()
             acting.join()
         until(lambda: "beside" not in reader.stuck())
 
@@ -77,6 +84,7 @@ def signal(world: World) -> Any:
     """Leave a signal of the engine pending, and return the stream that it is behind."""
     stream: Any = world.carrier.copies(Direction.BACKUP).stream
     stream.stall()
+    stream.call(lambda: None)  # or nothing would be held up
     world.client.timelines[Direction.BACKUP].signal(stream, 1)
     return stream
 
@@ -88,9 +96,8 @@ def test_a_driver_that_hangs_when_it_is_asked_while_a_fence_drains(
         stream = signal(world)
         fence = world.client.timelines[Direction.BACKUP]._fence
         fence._base._ticker.remove(fence._base._tick)  # type: ignore[attr-defined]
-        with asked.seen_in(reader, lambda: world.client.close(timeout_s=TIMEOUT_S)):
+        with asked.seen_in(reader, lambda: world.client.close(timeout_s=TIMEOUT_S), release=stream.resume):
             pass
-        stream.resume()
 
 
 def test_a_driver_that_hangs_when_a_thread_looks_at_signals(world: World, reader: PulseReader, asked: Hanging) -> None:
