@@ -113,6 +113,7 @@ class Exporter(Endpoint):
             return
         finally:
             self._greetings.release()
+        peer: Peer | None = None
         try:
             peer = Peer(self, link)
             with self._lock:
@@ -121,7 +122,7 @@ class Exporter(Endpoint):
                 self._joined(peer)
         except DevIPCError as error:
             _log.warning("a client was turned away: %s", error)
-            link.close()
+            (peer or link).close()  # also what it was lent by then
             return
         self._events.tell()
 

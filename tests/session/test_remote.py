@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from devipc.errors import BoundsError, DriverError, HandleError
+from devipc.channel.link import PeerState
+from devipc.channel.liveness import PeerWatch
+from devipc.descriptors import close_fds
+from devipc.errors import BoundsError, DriverError, HandleError, ResourceExhausted
 from devipc.session import Exporter, Importer, RemoteMemory
 from devipc.session.messages import ShareMeta
 from devipc.session.remote import check_meta
@@ -82,11 +86,40 @@ def test_the_last_view_gives_the_lease_back_without_a_second_thread(
     view = opened.view()
     opened.close()
 
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+    here, start = threading.get_ident(), threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if threading.get_ident() == here:  # others may be on their way
+            raise RuntimeError("can't start new thread")
+        start(thread)
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         del view
         assert eventually(lambda: not exporter.shares._tokens)
+    exporter.unshare("block", timeout_s=1)
+
+
+def test_a_client_that_is_turned_away_late_gives_back_what_it_was_lent(
+    exporter: Exporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is served as soon as a thread reads what it says; that it cannot be watched is found out behind that."""
+    refused = threading.Event()
+
+    def none_left(*fds: int | None, **callbacks: Any) -> PeerWatch:
+        if threading.current_thread().name != "devipc-greet":
+            return PeerWatch(*fds, **callbacks)
+        assert eventually(lambda: bool(exporter.shares._tokens))
+        close_fds(fd for fd in fds if fd is not None)
+        refused.set()
+        raise ResourceExhausted("no thread to watch a peer with", code="threads")
+
+    monkeypatch.setattr("devipc.channel.link.PeerWatch", none_left)
+    exporter.share("block", exporter.allocate(4096))
+    with Importer(exporter.path, strategy="stream_memop", timeout_s=TIMEOUT_S) as importer:
+        with importer.open("block"):
+            assert refused.wait(TIMEOUT_S)
+        assert eventually(lambda: importer.state is not PeerState.CONNECTED)
+        assert eventually(lambda: not exporter.shares._tokens)
+        assert exporter.peers == ()
     exporter.unshare("block", timeout_s=1)
