@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -88,20 +87,22 @@ def followed(device: Any, strategy: str, **options: Any) -> Iterator[tuple[Any, 
 
 
 def signal_later(device: Any, sim: Any, channel: Channel) -> None:
-    """Make a fence; signal each number that comes, from a stream that reaches it after the seconds that come with it.
+    """Make a fence; signal each number that comes, from a stream that reaches it when the next message comes.
 
     The number is issued at once, so that a wait for it is legal, and pending.
     """
     stream = device.transfer.create_stream()
     with completion().create_fence(device, "stream_memop") as fence:
         send_fence(channel, fence)
-        while (order := channel.receive()) is not None:
-            value, pending_s = order
+        message = channel.receive()
+        while message is not None:
             sim.stall()
-            fence.signal(stream, value)
+            fence.signal(stream, message)
             channel.send("issued")
-            time.sleep(pending_s)
+            message = channel.receive()
             sim.stall(False)
+            if message == "go on":
+                message = channel.receive()
         device.transfer.synchronize_stream(stream)
     device.transfer.destroy_stream(stream)
 
@@ -194,6 +195,13 @@ class Background:
         """Return whether it still runs after ``for_s``."""
         self._thread.join(for_s)
         return self._thread.is_alive()
+
+    def blocks_only(self, when: object) -> None:
+        """Check that it blocks when ``when`` is true, and ends otherwise, however slow this machine is."""
+        if when:
+            assert self.blocks()
+        else:
+            self.done()
 
     def done(self) -> None:
         """Wait for it; raise what it raised."""

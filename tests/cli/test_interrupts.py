@@ -56,7 +56,7 @@ def test_an_interrupt_of_both_processes_is_one_line(after_s: float) -> None:
 def test_an_interrupt_ends_schedulers_and_daemon(words: str, whole_group: bool) -> None:
     pytest.importorskip("msgspec")
     demo = subprocess.Popen(
-        [SCRIPT, "demo", "--hand-overs", "40", "--page-kib", "4", "--progress"],
+        [SCRIPT, "demo", "--hand-overs", "4000", "--page-kib", "4", "--progress"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

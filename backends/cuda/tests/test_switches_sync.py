@@ -216,14 +216,15 @@ def test_a_legal_wait_deadlocks_nothing(drain: int, device: Any, sim: Any) -> No
     second, stream = Staging(device), device.transfer.create_stream()
     with peer(signal_later) as other:
         fence = receive_fence(device, other.channel)
-        other.channel.send([1, 0.8])
+        other.channel.send(1)
         other.channel.receive()
         fence.wait(stream, 1)
         freeing = Background(lambda: device.memory.free(block))
-        assert freeing.blocks() is (drain > 0)
+        freeing.blocks_only(drain)
         unregistering = Background(second.close)
-        assert unregistering.blocks() is (drain > 0)
+        unregistering.blocks_only(drain)
         assert not fence.query(1)
+        other.channel.send("go on")
         fence.synchronize(1, TIMEOUT_S)
         for each in (freeing, unregistering):
             each.done()
@@ -241,12 +242,12 @@ def test_closing_a_fence_releases_its_wait_first(drain: int, device: Any, sim: A
     stream = device.transfer.create_stream()
     with peer(signal_later) as other:
         fence = receive_fence(device, other.channel)
-        other.channel.send([1, 3.0])
+        other.channel.send(1)
         other.channel.receive()
         fence.wait(stream, 1)
         began = time.monotonic()
         fence.close(0.3)
-        assert 0.25 < time.monotonic() - began < 2.5
+        assert 0.25 < time.monotonic() - began < TIMEOUT_S, "the signal would not have come"
         assert sim.counter("live_registrations") == 0
         other.channel.send()
     device.transfer.destroy_stream(stream)
@@ -324,7 +325,7 @@ def test_a_submission_held_by_a_full_queue_is_freed_by_poison(device: Any, sim: 
     stream, markers = device.transfer.create_stream(), [device.transfer.create_marker() for _ in range(16)]
     with peer(signal_later) as other:
         fence = receive_fence(device, other.channel)
-        other.channel.send([1, 3.0])
+        other.channel.send(1)
         other.channel.receive()
         fence.wait(stream, 1)
 
@@ -334,10 +335,8 @@ def test_a_submission_held_by_a_full_queue_is_freed_by_poison(device: Any, sim: 
 
         submitting = Background(submit)
         assert submitting.blocks()
-        began = time.monotonic()
         fence.poison(PoisonReason.CANCELLED)
         submitting.done()
-        assert time.monotonic() - began < 2
         fence.close()
         other.channel.send()
     for each in markers:
