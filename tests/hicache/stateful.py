@@ -35,7 +35,7 @@ STEPS = 200
 ROUND = 4
 """Examples at once. Hypothesis remembers all of a round: with 20, resident memory had steps of 5 MB."""
 LOOK_EVERY = 2000
-"""Operations before the next look at what is held."""
+"""Operations before the next look at what is held; in a short run, a fiftieth of all."""
 LAST_S = 120.0
 GREW = 3
 """Exit status of a process that held more and more."""
@@ -90,18 +90,19 @@ def run(count: int, *, steps: int = STEPS, deployment: str = INPROC, start: int 
 def _work(operations: int, deployment: str, start: int, enough: Enough) -> dict[str, Any]:
     """Run until so many operations are done, or it is enough; return how many, and what was held on the way."""
     began, number, look_at = time.monotonic(), 0, 0
-    held = {"process": Watch()}
+    warm_up, look_every = min(WARM_UP, operations // 3), min(LOOK_EVERY, operations // 50)
+    held = {"process": Watch(warm_up=warm_up)}
     with lent(deployment) as it:
         while CacheMachine.operations < operations and not (number and enough):
             examples(ROUND, start=start + number)
             number += 1
             if CacheMachine.operations < look_at:
                 continue
-            look_at = CacheMachine.operations + LOOK_EVERY
+            look_at = CacheMachine.operations + look_every
             held["process"].look(CacheMachine.operations, Held.now())
             engine = it.deployment.engine_held()
             if engine is not None:
-                held.setdefault("engine", Watch()).look(CacheMachine.operations, engine)
+                held.setdefault("engine", Watch(warm_up=warm_up)).look(CacheMachine.operations, engine)
     return {
         "operations": CacheMachine.operations,
         "s": round(time.monotonic() - began, 1),
@@ -156,7 +157,7 @@ def _account(ended: list[tuple[int, TextIO]]) -> dict[str, Any]:
         "operations": sum(one["operations"] for one in said),
         "failed": len(ended) - len(said),
         "flat": _flat(said),
-        "bounds": {"warm_up_operations": WARM_UP, **asdict(BOUNDS)},
+        "bounds": asdict(BOUNDS),
         "grew_at_most": asdict(Held.most([Held(**each) for each in grew])) if grew else {},
         "processes": said,
     }
