@@ -1,7 +1,7 @@
 """Any order of operations, against a model that fits on a page: a list of pages, the least recently used first.
 
-A machine of Hypothesis has rules, which are operations on the client that it has; ``stateful.py`` runs it. Its rules
-may be driven by anybody, as ``test_flat.py`` does.
+A machine of Hypothesis has rules, which are operations on the client that it has. ``stateful.py`` lets Hypothesis run
+it; ``driver.py`` runs its rules without.
 """
 
 from __future__ import annotations

@@ -2,20 +2,21 @@
 
 As a program it runs as many operations as it is told, in as many processes, each on one engine, and looks whether what
 a process holds stays flat: ``python -m tests.hicache.stateful --operations 1000000 --processes 14 --seed 1 --json
-FILE``. ``held.py`` has the bounds; it ends with 1 when an operation is wrong or they are passed. It needs numpy,
-msgspec and hypothesis, no device and no torch.
+FILE``. ``held.py`` has the bounds; it ends with 1 when an operation is wrong or they are passed. With ``--one-client``
+each process has one for all, and no Hypothesis. It needs numpy, msgspec and hypothesis, no device and no torch.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from devipc.registry import load_backend
 from tests.hicache.deployment import DAEMON, INPROC, MESSAGES, deployed
+from tests.hicache.driver import Driver
 from tests.hicache.enough import Enough, start, wait_for
 from tests.hicache.held import BOUNDS, WARM_UP, Held, Watch
 from tests.hicache.machine import PAGE_NBYTES, TIER_PAGES, CacheMachine
@@ -87,22 +89,42 @@ def run(count: int, *, steps: int = STEPS, deployment: str = INPROC, start: int 
         examples(count, steps=steps, start=start)
 
 
-def _work(operations: int, deployment: str, start: int, enough: Enough) -> dict[str, Any]:
+def _rounds(start: int) -> Generator[None, None, None]:
+    """Run some examples each time."""
+    for number in itertools.count(start):
+        examples(ROUND, start=number)
+        yield
+
+
+def _of_one_client(start: int) -> Generator[None, None, None]:
+    """Run some operations of one client each time."""
+    machine = CacheMachine()
+    driver = Driver(machine, start)
+    try:
+        while True:
+            driver.run(ROUND * STEPS)
+            machine.client.forget()
+            yield
+    finally:
+        machine.teardown()
+
+
+def _work(chosen: argparse.Namespace, enough: Enough) -> dict[str, Any]:
     """Run until so many operations are done, or it is enough; return how many, and what was held on the way."""
-    began, number, look_at = time.monotonic(), 0, 0
+    began, look_at, operations = time.monotonic(), 0, chosen.operations
     warm_up, look_every = min(WARM_UP, operations // 3), min(LOOK_EVERY, operations // 50)
     held = {"process": Watch(warm_up=warm_up)}
-    with lent(deployment) as it:
-        while CacheMachine.operations < operations and not (number and enough):
-            examples(ROUND, start=start + number)
-            number += 1
-            if CacheMachine.operations < look_at:
-                continue
-            look_at = CacheMachine.operations + look_every
-            held["process"].look(CacheMachine.operations, Held.now())
-            engine = it.deployment.engine_held()
-            if engine is not None:
-                held.setdefault("engine", Watch(warm_up=warm_up)).look(CacheMachine.operations, engine)
+    work = (_of_one_client if chosen.one_client else _rounds)(chosen.seed)
+    with lent(chosen.deployment) as it, contextlib.closing(work):
+        for _ in work:
+            if CacheMachine.operations >= look_at:
+                look_at = CacheMachine.operations + look_every
+                held["process"].look(CacheMachine.operations, Held.now())
+                engine = it.deployment.engine_held()
+                if engine is not None:
+                    held.setdefault("engine", Watch(warm_up=warm_up)).look(CacheMachine.operations, engine)
+            if CacheMachine.operations >= operations or enough:
+                break
     return {
         "operations": CacheMachine.operations,
         "s": round(time.monotonic() - began, 1),
@@ -121,7 +143,7 @@ def _shared(chosen: argparse.Namespace, enough: Enough) -> int:
     share = -(-chosen.operations // chosen.processes)
     began = time.monotonic()
     command = ["tests.hicache.stateful", "--operations", str(share), "--processes", "1"]
-    command += ["--deployment", chosen.deployment]
+    command += ["--deployment", chosen.deployment, *(["--one-client"] if chosen.one_client else [])]
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as files:
         said = [files.enter_context(open(os.path.join(folder, str(n)), "w+")) for n in range(chosen.processes)]
         children = [
@@ -130,9 +152,10 @@ def _shared(chosen: argparse.Namespace, enough: Enough) -> int:
         ]
         why = wait_for(children, lambda: any(child.poll() is None for child in children), enough, LAST_S)
         found = _account([(child.returncode, file) for child, file in zip(children, said, strict=True)])
+    why = why if found["operations"] < chosen.operations else ""
     found = {
         "command": f"python -m tests.hicache.stateful --operations {chosen.operations} --processes {chosen.processes}"
-        f" --deployment {chosen.deployment} --seed {chosen.seed}",
+        f" --deployment {chosen.deployment} --seed {chosen.seed}{' --one-client' if chosen.one_client else ''}",
         "incomplete": f"{why}: {found['operations']} of {chosen.operations} operations" if why else "",
         "wall_s": round(time.monotonic() - began, 1),
         **found,
@@ -169,13 +192,14 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--deployment", choices=[INPROC, DAEMON, MESSAGES], default=INPROC)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--one-client", action="store_true", help="one for all, without Hypothesis and without crashes")
     parser.add_argument("--time-limit", type=float, default=0.0, metavar="S", help="end early, after S seconds")
     parser.add_argument("--json", default="", help="also write the account there, of several processes")
     chosen = parser.parse_args()
     enough = Enough(chosen.time_limit)
     if chosen.processes > 1:
         return _shared(chosen, enough)
-    account = _work(chosen.operations, chosen.deployment, chosen.seed, enough)
+    account = _work(chosen, enough)
     print(json.dumps(account))
     return GREW if _flat([account]) is False else 0
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import random
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,48 +15,13 @@ from dataclasses import replace
 import pytest
 
 from tests.hicache.deployment import DAEMON, INPROC
+from tests.hicache.driver import Driver
 from tests.hicache.held import BOUNDS, ENOUGH_LOOKS, WARM_UP, Held, Watch
-from tests.hicache.machine import KEYS, TIER_PAGES, CacheMachine
+from tests.hicache.machine import CacheMachine
 from tests.hicache.stateful import lent
 from tests.hicache.world import until
 
 LOOKS = 2 * ENOUGH_LOOKS
-
-
-class Driver:
-    """Runs rules of a machine in random order, the same each time; no crashes, so that the client is one."""
-
-    def __init__(self, machine: CacheMachine) -> None:
-        self.machine = machine
-        self._random = random.Random(1)
-
-    def _keys(self) -> list[int]:
-        return self._random.sample(range(KEYS), self._random.randint(1, 5))
-
-    def _flag(self) -> bool:
-        return self._random.random() < 0.5
-
-    def run(self, operations: int) -> None:
-        until = CacheMachine.operations + operations
-        while CacheMachine.operations < until:
-            self._random.choice(self._rules())()
-
-    def _rules(self) -> list[Callable[[], object]]:
-        """Return those that may be next."""
-        it, model = self.machine, self.machine.model
-        rules: list[Callable[[], object]] = [
-            lambda: it.match(self._keys()),
-            lambda: it.restore(self._keys(), self._flag(), self._flag()),
-        ]
-        if len(model.pinned) < TIER_PAGES:
-            rules.append(lambda: it.backup(self._keys()))
-        if len(it.leases) < 3:
-            rules.append(lambda: it.lookup(self._keys()))
-        if it.leases:
-            rules.append(lambda: it.release(self._random.randint(0, 2)))
-        else:
-            rules += [lambda: it.invalidate(self._keys()), lambda: it.flush(self._random.randint(0, 5))]
-        return rules
 
 
 def grew(step: Callable[[], object], look: Callable[[], list[Held]]) -> list[Held]:
