@@ -81,6 +81,7 @@ conformance: $(VENV)/.dev
 
 conformance-every: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(JOBS) tests/suite/test_honest.py $(wildcard backends/*/tests/test_conformance.py) \
+	    $(wildcard backends/*/tests/test_undoing.py) \
 	    $(PYTEST_ARGS)
 
 check: lint types floors docs

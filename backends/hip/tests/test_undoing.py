@@ -15,7 +15,7 @@ from .peers import Channel, peer, simulated
 KINDS = ["legacy", "pool", "vmm_fd", "dmabuf"]
 
 
-STATUSES = [999, *(pytest.param(status, marks=pytest.mark.long) for status in (1, 801))]
+STATUSES = [999, *(pytest.param(status, marks=[pytest.mark.long, pytest.mark.every]) for status in (1, 801))]
 """A status of no meaning, and those that say that an argument is wrong and that something is not supported."""
 
 
