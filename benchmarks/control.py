@@ -5,7 +5,7 @@ and, for ``match``, a second scheduler that backs pages up as fast as it can. Th
 ticket); everything takes turns, a block each. ``python -m benchmarks.control [--blocks 60] [--out FILE]`` prints a
 table and writes JSON.
 
-A round trip between two processes costs five times as much across cores as on one core, and the kernel may place the
+A round trip between two processes costs four times as much across cores as on one core, and the kernel may place the
 echo otherwise than the daemon. So all processes are kept on chosen cores, the echo where the supervisor is:
 
 - ``apart``: the scheduler and the engine process on one core, the supervisor on the other. The limits are for this:
