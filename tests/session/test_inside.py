@@ -14,6 +14,7 @@ from devipc.host.backend import HostBackend, HostDevice
 from devipc.session.inside import SUBMISSIONS, inside
 
 TIMEOUT_S = 10.0
+BEGUN_S = 0.5  # within this a thread has begun, also where both processors are busy
 
 
 class Around:
@@ -86,7 +87,7 @@ def test_a_call_that_a_backend_gives_up_stays_inside(device: HostDevice, monkeyp
 
     def impatient(self: object) -> None:
         undo: Callable[[None], None] = lambda _: over.set()  # noqa: E731
-        call_with_deadline(slow, timeout_s=0.05, what="open", undo=undo)
+        call_with_deadline(slow, timeout_s=BEGUN_S, what="open", undo=undo)
 
     monkeypatch.setattr(type(device.transfer), "memory_info", impatient)
     seen = inside(device, around)

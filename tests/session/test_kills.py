@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from devipc.errors import CompletionTimeout, DevIPCError, FencePoisoned, PeerError, StaleError
+from devipc.errors import DevIPCError, FencePoisoned, PeerError, StaleError
 from devipc.probe.stage import Stage
 from devipc.session import Exporter, Importer, PeerState
 from tests.session.processes import eventually, holdings, worker
@@ -104,17 +104,17 @@ class worker_of_importer:  # noqa: N801 - reads as a function in `with`
                     there.signal(stage.stream, n)
                 stage.synchronize()
             with worker("importer", strategy=self._strategy, path=session.path, kill_at=self._kill_at) as other:
+                assert eventually(lambda: bool(session.peers) or other.process.poll() is not None)
+                peers = session.peers
+                assert peers or self._kill_at, "the healthy run must connect"
                 try:
-                    peer = session.wait_peer(timeout_s=2.0 if self._kill_at else TIMEOUT_S)
                     content = other.hear("content")
                     assert content in (None, "07" * 16)
-                    if other.hear("signalled"):
-                        with peer.open_fence("back") as back:
+                    if other.hear("signalled") and peers:
+                        with peers[-1].open_fence("back") as back:
                             back.synchronize(VALUES, TIMEOUT_S)
                 except ALLOWED:
                     pass
-                except CompletionTimeout:
-                    assert self._kill_at, "the healthy run must connect"
                 other.tell("end")
                 calls = other.hear("calls") or 0
             events = [session.events.get_nowait().state.value for _ in range(session.events.qsize())]
@@ -129,6 +129,7 @@ class worker_of_importer:  # noqa: N801 - reads as a function in `with`
         return
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy-main-thread"])
 def test_dying_is_told_within_100_ms_whatever_the_victims_memory(busy: bool) -> None:
     told: list[tuple[PeerState, float]] = []

@@ -284,10 +284,8 @@ def test_nobody_is_asked_to_decide_who_only_listens(exporter: Exporter) -> None:
     from devipc.session.messages import Kind
 
     with Importer(exporter.path, timeout_s=TIMEOUT_S) as importer:
-        start = time.monotonic()
-        with pytest.raises((UsageError, PeerGone), match="does not decide"):
+        with pytest.raises((UsageError, PeerGone), match="does not decide"):  # an answer, and no timeout
             importer.peer._link.call(Kind.DECIDE, timeout_s=TIMEOUT_S)
-        assert time.monotonic() - start < 2
 
 
 def test_an_exporter_with_a_path_of_its_own_sweeps_what_killed_ones_left() -> None:

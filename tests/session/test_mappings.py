@@ -21,6 +21,8 @@ from devipc.wire import MemoryHandle
 
 PEER = b"p" * 16
 ME = b"m" * 16
+BEGUN_S = 0.5  # within this a thread has begun, also where both processors are busy
+LET_GO_S = 20.0
 
 
 @pytest.fixture
@@ -145,13 +147,13 @@ def test_a_blocking_open_is_given_up_and_undone_when_it_returns() -> None:
     let_go, undone = threading.Event(), threading.Event()
 
     def slow() -> OpenedExtent:
-        let_go.wait(20)
+        let_go.wait(LET_GO_S)
         return OpenedExtent(1, 1, None)
 
     start = time.monotonic()
     with pytest.raises(CompletionTimeout, match="did not return"):
-        call_with_deadline(slow, timeout_s=0.1, what="open", undo=lambda _opened: undone.set())
-    assert time.monotonic() - start < 2
+        call_with_deadline(slow, timeout_s=BEGUN_S, what="open", undo=lambda _opened: undone.set())
+    assert time.monotonic() - start < LET_GO_S / 2
     assert not undone.is_set()
     let_go.set()
     assert undone.wait(5)
@@ -235,7 +237,7 @@ def test_an_open_that_is_given_up_before_it_began_never_begins(
 
     def before() -> None:
         if threading.current_thread().name == "devipc-open":
-            let_go.wait(20)
+            let_go.wait(LET_GO_S)
             entered.set()
 
     driving = Driving(before)
@@ -261,11 +263,11 @@ def test_an_open_within_an_open_is_where_that_is_for_as_long_as_it_lasts() -> No
 
     def stuck() -> int:
         began.set()
-        let_go.wait(20)
+        let_go.wait(LET_GO_S)
         return 1
 
     def of_a_backend() -> int:
-        return call_with_deadline(stuck, timeout_s=0.1, what="open", undo=lambda _opened: None)
+        return call_with_deadline(stuck, timeout_s=BEGUN_S, what="open", undo=lambda _opened: None)
 
     with pytest.raises(CompletionTimeout):
         call_with_deadline(of_a_backend, timeout_s=10, what="open", undo=lambda _opened: None, around=driving)
@@ -282,12 +284,12 @@ def test_who_drives_hears_that_an_open_which_was_given_up_is_not_undone(
     let_go, driving = threading.Event(), Driving()
 
     def opening(_number: int) -> None:
-        let_go.wait(20)
+        let_go.wait(LET_GO_S)
 
     stuck = Refusing(memory, opening)
     cache = MappingCache(stuck, instance=ME, driving=driving, on_refused=driving.on_refused)  # type: ignore[arg-type]
     with pytest.raises(CompletionTimeout):
-        cache.acquire(handle(extents[0], 1), timeout_s=0.1)
+        cache.acquire(handle(extents[0], 1), timeout_s=BEGUN_S)
     assert (driving.inside, driving.refused) == (1, [])
     let_go.set()
     driving.wait_left()

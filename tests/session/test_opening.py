@@ -15,6 +15,7 @@ from devipc.types import Chunk, ExportedExtent, HandleKind, OpenedExtent
 from devipc.undoing import undo, what_is_left
 
 TIMEOUT_S = 10.0
+BEGUN_S = 0.5  # within this a thread has begun, also where both processors are busy
 EXTENTS = [ExportedExtent(HandleKind.OPAQUE, (Chunk(64, 0, 64, b""),), ()) for _ in range(3)]
 
 
@@ -125,7 +126,7 @@ def test_of_all_that_an_open_which_was_given_up_made() -> None:
     heard: list[Exception] = []
     memory = Slow()
     with pytest.raises(CompletionTimeout):
-        open_extents(memory, EXTENTS, timeout_s=0.05, on_refused=heard.append)  # type: ignore[arg-type]
+        open_extents(memory, EXTENTS, timeout_s=BEGUN_S, on_refused=heard.append)  # type: ignore[arg-type]
     opening = [thread for thread in threading.enumerate() if thread.name == "devipc-open"]
     memory.let_go.set()
     for thread in opening:

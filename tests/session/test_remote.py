@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from devipc.channel.link import PeerState
 from devipc.channel.liveness import PeerWatch
 from devipc.descriptors import close_fds
-from devipc.errors import BoundsError, DriverError, HandleError, ResourceExhausted
+from devipc.errors import BoundsError, DriverError, HandleError, PeerGone, ResourceExhausted, StaleError
 from devipc.session import Exporter, Importer, RemoteMemory
 from devipc.session.messages import ShareMeta
 from devipc.session.remote import check_meta
@@ -76,7 +77,7 @@ def test_memory_stays_open_when_the_work_on_it_is_not_known_to_be_over(
             opened.close(streams=[stream])
     assert opened.ptr
     opened.close(streams=[stream])
-    exporter.unshare("block", timeout_s=1)
+    exporter.unshare("block", timeout_s=TIMEOUT_S)
     transfer.destroy_stream(stream)
 
 
@@ -97,19 +98,23 @@ def test_the_last_view_gives_the_lease_back_without_a_second_thread(
         patch.setattr(threading.Thread, "start", refuse)
         del view
         assert eventually(lambda: not exporter.shares._tokens)
-    exporter.unshare("block", timeout_s=1)
+    exporter.unshare("block", timeout_s=TIMEOUT_S)
 
 
+@pytest.mark.parametrize("when", ["lent", "opened"])
 def test_a_client_that_is_turned_away_late_gives_back_what_it_was_lent(
-    exporter: Exporter, monkeypatch: pytest.MonkeyPatch
+    exporter: Exporter, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """It is served as soon as a thread reads what it says; that it cannot be watched is found out behind that."""
-    refused = threading.Event()
+    """It is served as soon as a thread reads what it says; that it cannot be watched is found out behind that.
+
+    What it was lent is taken back at once: who has not opened it yet by then hears so, or that the exporter left.
+    """
+    opened, refused = threading.Event(), threading.Event()
 
     def none_left(*fds: int | None, **callbacks: Any) -> PeerWatch:
         if threading.current_thread().name != "devipc-greet":
             return PeerWatch(*fds, **callbacks)
-        assert eventually(lambda: bool(exporter.shares._tokens))
+        assert eventually(lambda: bool(exporter.shares._tokens) if when == "lent" else opened.is_set())
         close_fds(fd for fd in fds if fd is not None)
         refused.set()
         raise ResourceExhausted("no thread to watch a peer with", code="threads")
@@ -117,9 +122,12 @@ def test_a_client_that_is_turned_away_late_gives_back_what_it_was_lent(
     monkeypatch.setattr("devipc.channel.link.PeerWatch", none_left)
     exporter.share("block", exporter.allocate(4096))
     with Importer(exporter.path, strategy="stream_memop", timeout_s=TIMEOUT_S) as importer:
-        with importer.open("block"):
-            assert refused.wait(TIMEOUT_S)
+        with nullcontext() if when == "opened" else suppress(StaleError, PeerGone):
+            with importer.open("block"):
+                opened.set()
+                assert refused.wait(TIMEOUT_S)
+        assert refused.wait(TIMEOUT_S)
         assert eventually(lambda: importer.state is not PeerState.CONNECTED)
         assert eventually(lambda: not exporter.shares._tokens)
         assert exporter.peers == ()
-    exporter.unshare("block", timeout_s=1)
+    exporter.unshare("block", timeout_s=TIMEOUT_S)

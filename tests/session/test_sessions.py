@@ -71,7 +71,7 @@ def test_three_processes_share_one_block(exporter: Exporter) -> None:
             assert eventually(lambda: len(exporter.peers) == 1)
             assert two.hear("signalled") == VALUES
             two.tell("end")
-    exporter.unshare("block", timeout_s=5)
+    exporter.unshare("block", timeout_s=TIMEOUT_S)
     exporter.free(block)
 
 
@@ -110,7 +110,7 @@ def test_unshare_waits_for_the_last_view_and_says_when_freeing_is_unsafe(
         importer.open("block")
     del array
     gc.collect()
-    exporter.unshare("block", timeout_s=5)
+    exporter.unshare("block", timeout_s=TIMEOUT_S)
     exporter.free(block)
     with pytest.raises(UsageError):
         exporter.free(block)
@@ -243,9 +243,9 @@ def test_closed_ends_say_so(exporter: Exporter) -> None:
 def test_nobody_listens(tmp_path: Path) -> None:
     start = time.monotonic()
     with pytest.raises(DevIPCError) as caught:
-        Importer(tmp_path / "nobody.sock", timeout_s=2)
+        Importer(tmp_path / "nobody.sock", timeout_s=TIMEOUT_S)
     assert caught.value.remedy
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < TIMEOUT_S / 2
 
 
 def test_closing_with_a_peer_that_holds_on_keeps_the_memory(exporter: Exporter) -> None:
@@ -383,5 +383,5 @@ def test_events_come_in_order(exporter: Exporter) -> None:
         peer = exporter.wait_peer()
         other.kill()
         assert eventually(lambda: peer.state is PeerState.GONE)
-    states = [exporter.events.get(timeout=5).state for _ in range(3)]
+    states = [exporter.events.get(timeout=TIMEOUT_S).state for _ in range(3)]
     assert states == [PeerState.CONNECTED, PeerState.DYING, PeerState.GONE]
