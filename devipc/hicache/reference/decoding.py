@@ -2,20 +2,22 @@
 
 Owns the shapes. On the host each request is computed by itself, so that its bits never depend on the others. On a
 device all are computed at once in one shape a table width, recorded once as a graph: a launch costs the host nothing.
+What the graph is asked and what it answers passes through memory that its kernels share with the host: three small
+copies there and one back would each wait behind the cache's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from devipc.hicache.reference.model import PagedModel
+from devipc.hicache.reference.staging import Window
 
-__all__ = ["Decoder", "Row"]
+__all__ = ["Decoder", "Row", "record"]
 
 _KERNELS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """With torch's own choice answers differed from run to run on an H200; see ``docs/hicache/reference.md``."""
@@ -32,13 +34,25 @@ class Row:
 
 @dataclass(slots=True)
 class _Recorded:
-    """A graph with the tensors that it reads and writes."""
+    """What computes all rows, and what it reads and writes: tokens, positions and tables in one; sampled tokens."""
 
-    graph: torch.cuda.CUDAGraph
-    tokens: Tensor
-    positions: Tensor
-    tables: Tensor
-    sampled: Tensor
+    replay: Callable[[], None]
+    asked: Window
+    sampled: Window
+
+
+def record(compute: Callable[[], object], where: torch.device) -> Callable[[], None]:
+    """Record what ``compute`` launches as a graph; return what launches that, on the current stream."""
+    side = torch.cuda.Stream(where)  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream(where))
+    with torch.cuda.stream(side):  # once without recording: libraries set themselves up at first use
+        compute()
+    torch.cuda.current_stream(where).wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    # Other threads of this process (the engine's) call the driver meanwhile; only this one must not.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        compute()
+    return graph.replay
 
 
 class Decoder:
@@ -78,35 +92,30 @@ class Decoder:
         if recorded is None:
             recorded = self._recorded[width] = self._record(width)
         padding = self._rows - len(rows)
-        table = [[*row.pages, *[0] * (width - len(row.pages))] for row in rows] + [[0] * width] * padding
-        recorded.tokens.copy_(torch.tensor([row.token for row in rows] + [0] * padding))
-        recorded.positions.copy_(torch.tensor([row.position for row in rows] + [0] * padding))
-        recorded.tables.copy_(torch.tensor(table))
-        recorded.graph.replay()
-        found: list[int] = recorded.sampled[: len(rows)].tolist()
+        asked = [row.token for row in rows] + [0] * padding
+        asked += [row.position for row in rows] + [0] * padding
+        for row in rows:
+            asked += [*row.pages, *[0] * (width - len(row.pages))]
+        recorded.asked.host[:] = asked + [0] * (width * padding)
+        recorded.replay()
+        recorded.sampled.used()
+        recorded.sampled.wait()
+        found: list[int] = recorded.sampled.host[: len(rows)].tolist()
         return found
 
     def _record(self, width: int) -> _Recorded:
         """Record the computation of all rows; what it writes meanwhile goes to the page that takes padding."""
-        where = self._model.device
-        tokens = torch.zeros(self._rows, dtype=torch.int64, device=where)
-        positions = torch.zeros_like(tokens)
-        tables = torch.zeros(self._rows, width, dtype=torch.int64, device=where)
+        rows, where = self._rows, self._model.device
+        asked, sampled = Window(rows * (2 + width), where), Window(rows, where)
 
-        def compute() -> Tensor:
+        def compute() -> None:
+            here = asked.device + 0
+            tokens, positions, tables = here.split([rows, rows, rows * width])  # type: ignore[no-untyped-call]
             with sdpa_kernel(_KERNELS):
-                return self._model.decode(tokens, positions, tables).argmax(-1)
+                logits = self._model.decode(tokens, positions, tables.view(rows, width))
+            torch.add(logits.argmax(-1), 0, out=sampled.device)
 
-        side = torch.cuda.Stream(where)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(where))
-        with torch.cuda.stream(side):  # once without recording: libraries set themselves up at first use
-            compute()
-        torch.cuda.current_stream(where).wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        # Other threads of this process (the engine's) call the driver meanwhile; only this one must not.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            sampled = compute()
-        return _Recorded(graph, tokens, positions, tables, sampled)
+        return _Recorded(record(compute, where), asked, sampled)
 
     def close(self) -> None:
         """Forget the graphs."""

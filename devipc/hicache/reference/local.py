@@ -294,7 +294,7 @@ class LocalGPURuntime:
                     layer_ready=lambda layer, ticket=ticket: self._await_layer(ticket, layer),  # type: ignore[misc]
                 )
                 if prefill.sample:
-                    sampled[prefill.handle] = int(logits.argmax())
+                    sampled[prefill.handle] = self._model.likeliest(logits)
             self._computed += len(prefill.tokens)
         rows = [self._row(self._slots[decode.handle]) for decode in plan.decode]
         handles = [decode.handle for decode in plan.decode]

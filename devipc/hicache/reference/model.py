@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from devipc.hicache.reference.staging import Staging
+
 __all__ = ["Layer", "LayerReady", "ModelShape", "PagedModel", "Weights"]
 
 LayerReady = Callable[[int], None]
@@ -92,6 +94,7 @@ class PagedModel:
         self.device = k_pool.device
         self.dtype = weights.embed.dtype
         self.fused = self.device.type != "cpu"
+        self._staging = Staging(self.device)
         half = self.shape.head_dim // 2
         frequencies = self.shape.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
         angles = torch.outer(torch.arange(max_tokens, dtype=torch.float64), frequencies)
@@ -115,19 +118,23 @@ class PagedModel:
         base = start // chunk_tokens * chunk_tokens  # rows keep their place in the chunk, cached tokens before or not
         first, count = start - base, len(tokens)
         page_count = -(-(base + chunk_tokens) // self.page_tokens)
-        table = torch.tensor([*pages, *[0] * (page_count - len(pages))], device=self.device)
-        rows = torch.zeros(chunk_tokens, dtype=torch.int64, device=self.device)
-        rows[first : first + count] = torch.tensor(list(tokens), device=self.device)
+        places = range(start, start + count)
+        before, behind = [0] * first, [0] * (chunk_tokens - first - count)
+        written = [pages[at // self.page_tokens] * self.page_tokens + at % self.page_tokens for at in places]
+        padding = [0] * (page_count - len(pages))
+        sent = self._staging.send([*before, *tokens, *behind, *before, *written, *behind, *pages, *padding])
+        rows, target, table = sent.split([chunk_tokens, chunk_tokens, page_count])  # type: ignore[no-untyped-call]
         positions = torch.arange(base, base + chunk_tokens, device=self.device)
-        target = torch.zeros(chunk_tokens, dtype=torch.int64, device=self.device)
-        mine = positions[first : first + count]
-        target[first : first + count] = table[mine // self.page_tokens] * self.page_tokens + mine % self.page_tokens
         keys = torch.arange(page_count * self.page_tokens, device=self.device)
         # Rows behind the end see what the last token sees: what lies there was not written by this sequence.
         mask = (keys[None, :] <= positions.clamp(max=start + count - 1)[:, None])[None]
         causal = self.fused and (base + chunk_tokens) % self.page_tokens == 0  # the last row sees the last key
         hidden = self._layers(rows[None], positions[None], target[None], table[None], mask, layer_ready, causal=causal)
         return self._logits(hidden[0, first + count - 1])
+
+    def likeliest(self, logits: Tensor) -> int:
+        """Return the token that :meth:`chunk` found likeliest. Blocks until it is known."""
+        return self._staging.fetch(logits.argmax())[0]
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor, positions: Tensor, tables: Tensor) -> Tensor:

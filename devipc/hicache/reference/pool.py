@@ -1,6 +1,6 @@
 """The runtime's keys and values: one allocation of shareable device memory, as tensors and as a pool of the cache.
 
-Owns that memory. It is the one place of the reference where addresses are.
+Owns that memory. It and what stages small numbers are the places of the reference where addresses are.
 """
 
 from __future__ import annotations
