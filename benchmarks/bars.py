@@ -68,7 +68,7 @@ def bars(results: dict[str, Any]) -> Iterator[dict[str, Any]]:
             what = f"first layer of a restore, pages of {row['page_tokens']}{_at_once(row)}"
             yield _bar(what, AT_MOST, FIRST_LAYER, row["first_layer_share"])
     for row in results.get("interference", {}).get("results", []):
-        for figure, most in INTERFERENCE[row["model"]].items() if row["moved_by"] == "cache" else ():
+        for figure, most in INTERFERENCE.get(row["model"], {}).items() if row["moved_by"] == "cache" else ():
             yield _bar(f"{row['model']} beside transfers, {figure}", AT_MOST, most, row[figure])
     for row in results.get("footprint", {}).get("results", []):
         if "device_over_control_nbytes" in row:

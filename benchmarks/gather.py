@@ -222,7 +222,7 @@ def measure(
         for chunk in chunks:
             pool = OwnersPool(where, rows=rows, tokens=tokens, chunk=chunk, form=form)
             yield from throughput(pool, repetitions)
-            for kind in ("decode", "prefill"):
+            for kind in ("decode_launched", "prefill"):
                 yield beside_model(pool, kind, windows, window_s)
             del pool
 

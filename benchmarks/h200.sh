@@ -36,7 +36,7 @@ step geometries 80 transfer $moved --tokens 4096 --page-tokens 64,16 --geometry 
 step runs 80 transfer $moved --tokens 4096 --page-tokens 64,16,1 --shape runs --extent-pages 256 --in-flight 1,4
 step small 40 transfer $moved --tokens 256 --page-tokens 64,16 --repetitions 200
 step sweep 75 transfer $moved --tokens 256,1024,4096,16384 --page-tokens 16
-step interference 130 interference --url daemon --tokens 4096
+step interference 130 interference --url daemon --tokens 4096 --model decode,decode_launched,prefill --windows 4
 step footprint 60 footprint --tier-mib 4096 --rows 65600
 step control 40 control --url daemon
 step sync 40 sync

@@ -1,7 +1,7 @@
 """A model at work on the device, as far as copies can disturb it: steps like decoding, or like prefilling.
 
 Owns that process, ``python -m devipc.bench.model BACKEND DEVICE KIND``: it prints the start and length of each step,
-in seconds of the monotonic clock, until its standard input ends. It knows no cache.
+in seconds of the monotonic clock, until its standard input ends. It uses no cache.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from collections.abc import Iterator
 
 import torch
 
+from devipc.hicache.reference.decoding import record
 from devipc.integrations import ForeignBuffer, ViewKeeper
 from devipc.registry import load_backend
 
 __all__ = ["KINDS", "Model", "torch_device"]
 
-KINDS = ("decode", "prefill")
-"""Bound by reading weights, and by arithmetic."""
+KINDS = ("decode", "decode_launched", "prefill")
+"""Bound by reading weights, a step being one recorded graph, as serving systems do it, or a launch for each kernel; and
+bound by arithmetic, a launch for each kernel."""
 _LAYERS = 16
 _TELL_S = 0.2
 _SETTLE_S = 1.0
@@ -56,12 +58,13 @@ class Model:
         if small:
             torch.set_num_threads(1)  # the other process needs processors too
         width, inner = (128, 256) if small else (4096, 14336)
-        rows = 8 if kind == "decode" else 64 if small else 4096
+        rows = 8 if kind.startswith("decode") else 64 if small else 4096
         dtype = torch.float32 if small else torch.bfloat16
         self._small = small
         self._x = torch.randn(rows, width, device=where, dtype=dtype)
         self._up = [torch.randn(width, inner, device=where, dtype=dtype) for _ in range(_LAYERS)]
         self._down = [torch.randn(inner, width, device=where, dtype=dtype) for _ in range(_LAYERS)]
+        self._launch = record(self._step, where) if kind == "decode" and not small else self._step
 
     def steps(self) -> Iterator[tuple[float, float]]:
         """Run steps for ever; yield when each began (monotonic seconds), and how long it took.
@@ -83,7 +86,7 @@ class Model:
             before, ended = ended, following
 
     def _enqueue(self) -> torch.Event:
-        self._step()
+        self._launch()
         end = torch.Event(self._x.device, enable_timing=True)
         end.record()
         return end

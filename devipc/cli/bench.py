@@ -204,7 +204,7 @@ def sync(*, backend: str, device: str, as_json: bool, out: Path | None, repetiti
 @command.command()
 @_common
 @_serving
-@_some("--model", ("decode", "prefill"), "decode,prefill", "What runs in the other process, some of")
+@_some("--model", ("decode", "decode_launched", "prefill"), "decode,prefill", "What runs in the other process, some of")
 @click.option("--tokens", default=2048, show_default=True, help="Tokens of one operation.")
 @click.option("--windows", default=6, show_default=True, help="Quiet and busy windows, of one second each.")
 @click.option("--gather/--no-gather", default=True, help="Measure a gather kernel of this process as well.")

@@ -39,6 +39,7 @@ def test_bars_hold_what_a_process_has_against_the_control_process() -> None:
     assert [bar["met"] for bar in bars({"footprint": {"results": [one, calls]}})] == [True, False]
     slow = {"model": "decode", "moved_by": "cache", "mean_over_quiet": 1.05, "p99_over_quiet": 1.2}
     steps = {"interference": {"results": [slow, {**slow, "moved_by": "gather kernel"}]}}
+    steps["interference"]["results"].append({**slow, "model": "decode_launched"})
     assert [bar["met"] for bar in bars(steps)] == [True, False]
 
 
