@@ -6,6 +6,7 @@ is on the device already, or is restored meanwhile.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from typing import Any
@@ -25,7 +26,7 @@ from devipc.hicache.reference.throttle import BackupThrottle
 __all__ = ["measure_hiding", "measure_throttle", "transfer_times"]
 
 _SHARES = (0.2, 0.5, 0.8)
-_TIMES = 3  # as often as other measurements: a stall is a small difference of long times
+_ERROR = 0.03  # of the transfer's time: pairs are added until the median's standard error is below that
 Keys = npt.NDArray[np.uint8]
 
 
@@ -109,10 +110,33 @@ class _Pairs:
         return self._number
 
 
+def _stalls(pairs: _Pairs, count: int, enough_s: float, least: int, most: int) -> list[float]:
+    """Return how much longer neighbouring pairs took with a restore than without, of either order in turn.
+
+    From ``least`` on until the median's standard error is at most ``enough_s``; at most ``most``. A stall is a small
+    difference of long times. Neighbours are compared because a clock that drifts takes both along.
+    """
+    stalls: list[float] = []
+    while len(stalls) < most and (len(stalls) < least or _median_error(stalls) > enough_s):
+        first = len(stalls) % 2 == 1
+        took = {restored: sum(pairs.run(count, restored=restored)) for restored in (first, not first)}
+        stalls.append(took[True] - took[False])
+    return stalls
+
+
+def _median_error(samples: list[float]) -> float:
+    """Return the standard error of the median of samples that are spread like a bell, but for some far away."""
+    low, _, high = statistics.quantiles(samples)
+    return 1.253 * (high - low) / 1.349 / math.sqrt(len(samples))
+
+
 def measure_hiding(
-    over: LocalGPURuntime, prompt: list[int], sizes: Sizes, restore_s_a_page: float
+    over: LocalGPURuntime, prompt: list[int], sizes: Sizes, restore_s_a_page: float, *, most_pairs: int
 ) -> list[dict[str, Any]]:
-    """Return a row for each share of the computation that a restore takes; the prompt's prefix must be below."""
+    """Return a row for each share of the computation that a restore takes; the prompt's prefix must be below.
+
+    At most ``most_pairs`` of batches with and without a restore are run for each.
+    """
     pairs = _Pairs(over, prompt, sizes)
     most = sizes.prefix // sizes.page_tokens
     pairs.run(1, restored=True)
@@ -120,12 +144,9 @@ def measure_hiding(
     rows = []
     for share in _SHARES:
         count = max(1, min(most, int(share * compute_s / restore_s_a_page)))
-        stalls = []
-        for _ in range(_TIMES * sizes.repetitions):
-            alone = sum(pairs.run(count, restored=False))
-            stalls.append(sum(pairs.run(count, restored=True)) - alone)
         h2d_s = count * restore_s_a_page
-        stall_s = statistics.median(stalls)  # of neighbours: a clock that drifts takes both along
+        stalls = _stalls(pairs, count, _ERROR * h2d_s, min(most_pairs, 3 * sizes.repetitions), most_pairs)
+        low, stall_s, high = statistics.quantiles(stalls)
         rows.append(
             {
                 "pages": count,
@@ -133,6 +154,9 @@ def measure_hiding(
                 "batch_ms": round(compute_s * 1e3, 3),
                 "h2d_over_compute": ratio(h2d_s, compute_s),
                 "stall_ms": round(stall_s * 1e3, 3),
+                "stall_quartiles_ms": [round(low * 1e3, 3), round(high * 1e3, 3)],
+                "stall_error_over_h2d": ratio(_median_error(stalls), h2d_s),
+                "pairs": len(stalls),
                 "stall_over_h2d": ratio(stall_s, h2d_s),
                 "overlap": round(1 - min(1.0, max(0.0, stall_s / h2d_s)), 3),
             }

@@ -155,4 +155,8 @@ def test_an_engine_is_measured_in_each_deployment_and_survives_its_parts() -> No
         assert by_name[name]["moved_busy_gb_per_s"] > 0
         assert by_name[name]["throttle"]["batches"] == 1
         assert len(by_name[name]["hiding"]) == 3
+        for hidden in by_name[name]["hiding"]:
+            low, high = hidden["stall_quartiles_ms"]
+            assert low <= hidden["stall_ms"] <= high
+            assert hidden["pairs"] >= 9
     assert {row["died"]: row["same_answers"] for row in rows if "died" in row} == {"runtime": True, "daemon": True}
