@@ -11,6 +11,8 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check install -qq
 PROJECTS := pyproject.toml $(BACKENDS:%=%/pyproject.toml)
+# The tests start thousands of processes: none is to compile again what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo demo-model test test-long test-scenarios test-model conformance conformance-every check format lint types floors docs dist clean
 

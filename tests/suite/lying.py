@@ -76,6 +76,9 @@ class Lie:
 LIARS: dict[str, Lie] = {}
 """Every liar by its name."""
 
+SOON = ("--devipc-deadline=1",)
+"""For lies by which many tests of a case run into their deadline."""
+
 Made = Backend | BackendProfile
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from devipc.errors import HandleError, UsageError
 from devipc.spi import Backend, Capability, HostRegistration, Mechanism
-from tests.suite.lying import LIARS, Disguise, LyingBackend, SyncDisguise, caught_by, store_word
+from tests.suite.lying import LIARS, SOON, Disguise, LyingBackend, SyncDisguise, caught_by, store_word
 
 __all__ = ["LIARS"]
 
@@ -43,7 +43,7 @@ def fence_too_early() -> Backend:
     return with_sync(words=Early)
 
 
-@caught_by("SYNC-068", "CRASH-061", "SYNC-072", "SYNC-075", "SYNC-076", "SYNC-097")
+@caught_by("SYNC-068", "CRASH-061", "SYNC-072", "SYNC-075", "SYNC-076", "SYNC-097", options=SOON)
 def fence_never_done() -> Backend:
     return with_sync(words=Never)
 
