@@ -219,7 +219,7 @@ class Taken:
         self.fds = fds
 
 
-def take_offer(way: Way, fds: Sequence[int], *, spin_s: float = DEFAULT_SPIN_S) -> Taken:
+def take_offer(way: Way, fds: Sequence[int], *, spin_s: float = DEFAULT_SPIN_S, linger_s: float = 0.0) -> Taken:
     """Take what a client offered; the descriptors are owned, also when this raises.
 
     Parameters
@@ -230,6 +230,8 @@ def take_offer(way: Way, fds: Sequence[int], *, spin_s: float = DEFAULT_SPIN_S) 
         What came behind the slots.
     spin_s : float
         How long the supervisor looks for a frame before it sleeps.
+    linger_s : float
+        How long it does so behind a frame, in rings.
 
     Raises
     ------
@@ -242,7 +244,7 @@ def take_offer(way: Way, fds: Sequence[int], *, spin_s: float = DEFAULT_SPIN_S) 
     """
     if way is Way.MESSAGES:
         return Taken(MessageTransport(_adopt(fds), own=False), ())
-    into = Consumer(fds, limit_nbytes=MAX_FRAME_NBYTES, spin_s=spin_s)
+    into = Consumer(fds, limit_nbytes=MAX_FRAME_NBYTES, spin_s=spin_s, linger_s=linger_s)
     try:
         out = Producer()
     except BaseException:

@@ -6,6 +6,7 @@ the order of the end. It loads no driver.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -53,6 +54,8 @@ def serve(config: DaemonConfig, *, as_json: bool = False, ready_fd: int | None =
             if config.metrics_port:
                 metrics = MetricsServer(config.metrics_port, supervisor.status)
             _announce(supervisor, as_json=as_json, ready_fd=ready_fd)
+            gc.collect()
+            gc.freeze()  # what is here now stays, and no collection between two operations looks at it again
             while not told.came():
                 told.wait(None)
             return 0 if _drain(supervisor, told, config.drain_timeout_s) else 1

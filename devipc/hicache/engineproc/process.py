@@ -7,6 +7,7 @@ back, when that dies, when it is not known any more what its streams do, or when
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import logging
 import os
@@ -189,7 +190,8 @@ class _Parts:
         arena_fd, *rings = fds
         self.arena = HostArena.open(arena_fd, start.arena_nbytes)
         consumers = [
-            Consumer(rings[at : at + RING_FDS], limit_nbytes=j.MAX_JOB_NBYTES) for at in range(0, len(rings), RING_FDS)
+            Consumer(rings[at : at + RING_FDS], limit_nbytes=j.MAX_JOB_NBYTES, linger_s=start.linger_s)
+            for at in range(0, len(rings), RING_FDS)
         ]
         backups, restores, orders = consumers
         self.device = backend.open_device(start.device or None)
@@ -305,4 +307,6 @@ def main(fd: int, *, load: Callable[[str], Backend] | None = None) -> None:
         link = Link.accept(Channel.adopt(fd), facts={"role": "hicache-engine"}, timeout_s=_GREET_S)
     except (DevIPCError, ClosedError) as error:
         sys.exit(f"no supervisor: {error}")
+    gc.collect()
+    gc.freeze()  # as far as it is loaded: no collection between two orders looks at it again
     EngineMain(link, load).run()
