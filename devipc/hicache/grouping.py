@@ -12,7 +12,7 @@ from devipc.hicache.strips import CostModel, Strips
 
 __all__ = ["Load", "cut"]
 
-_FIRST_SHARE, _SHARE = 0.04, 0.02
+_FIRST_SHARE, _SHARE = 0.06, 0.02
 """How much longer the whole may take for the first cut, and for all when there are more."""
 _ALLOWED_S = 10e-6
 """The same for few pages."""
