@@ -31,6 +31,7 @@ from . import evidence, hicache_trace
 from .evidence import SIMULATED
 
 BAR_MS = 1.3
+DAEMONS = 1 if SIMULATED else 4
 TOKENS = 256
 REPETITIONS, WARM_UP = (5, 1) if SIMULATED else (80, 20)
 GEOMETRY = Geometry(2, 2, 64) if SIMULATED else GEOMETRIES["llama"]
@@ -225,13 +226,47 @@ def floor(device: Any) -> dict[str, float]:
     return evidence.quantiles(times, 3)
 
 
+def again(device: Any, allocation: str, page_tokens: int) -> dict[str, Any]:
+    """Several daemons one after the other: each has other processors, and there they are fast or slow for its life."""
+    found = [measure(device, allocation, page_tokens, trace=False) for _ in range(DAEMONS)]
+    return {
+        name: {
+            "found, p50 of each daemon": [one[name]["found"]["p50"] for one in found],
+            "share within the bar": [one[name]["share within the bar"] for one in found],
+            "the fastest": min((one[name] for one in found), key=lambda one: float(one["found"]["p50"])),
+        }
+        for name in found[0]
+    }
+
+
 def sections(device: Any) -> Sequence[evidence.Section]:
-    found: list[evidence.Section] = [("one contiguous copy, ms", partial(floor, device))]
+    found: list[evidence.Section] = [
+        ("one contiguous copy, ms", partial(floor, device)),
+        ("a loop on each processor, ms", processors),
+    ]
+    for allocation in ("layers", "one"):
+        for page_tokens in (16, 64):
+            name = f"{allocation}, pages of {page_tokens} tokens"
+            found.append((name, partial(again, device, allocation, page_tokens)))
     for page_tokens in (16, 64):
-        for trace in (False, True):
-            name = f"layers, pages of {page_tokens} tokens{', noted' if trace else ''}"
-            found.append((name, partial(measure, device, "layers", page_tokens, trace=trace)))
+        name = f"layers, pages of {page_tokens} tokens, noted"
+        found.append((name, partial(measure, device, "layers", page_tokens, trace=True)))
     return found
+
+
+def processors() -> list[float]:
+    """The same code on each processor in turn: those of a virtual machine may run at half their speed for a while."""
+    before, times = os.sched_getaffinity(0), []
+    try:
+        for processor in sorted(before):
+            os.sched_setaffinity(0, {processor})
+            began = time.perf_counter()
+            for number in range(100_000):
+                str(number)
+            times.append(round((time.perf_counter() - began) * 1e3, 2))
+    finally:
+        os.sched_setaffinity(0, before)
+    return times
 
 
 if __name__ == "__main__":
