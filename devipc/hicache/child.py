@@ -39,8 +39,6 @@ class EngineSpawn:
         What ``python -m`` runs.
     start_timeout_s : float
         Limit for opening the device and registering the arena, in seconds.
-    linger_s : float
-        How long behind a frame threads of both sides look for the next one before they sleep, in seconds.
     """
 
     folder: str
@@ -53,7 +51,6 @@ class EngineSpawn:
     layer_groups: Sequence[int] = LAYER_GROUPS
     module: str = "devipc.hicache.engineproc"
     start_timeout_s: float = 120.0
-    linger_s: float = 0.0
 
 
 class Child:

@@ -139,8 +139,8 @@ class MessageTransport:
         found = both.poll(min(deadline.left_s(), _WAIT_S) * 1e3)
         return any(event & ~select.POLLOUT for _, event in found) or deadline.left_s() > 0
 
-    def take(self, *, timeout_s: float) -> bytes:
-        """See :class:`~devipc.hicache.transport.Transport`."""
+    def take(self, *, timeout_s: float, spin: bool = True) -> bytes:
+        """See :class:`~devipc.hicache.transport.Transport`; it never spins."""
         begun = time.monotonic()
         mine: list[bool] = []
         try:

@@ -178,8 +178,7 @@ class Closed(Struct, frozen=True, array_like=True, tag=True):
 class Start(Struct, frozen=True, kw_only=True, tag="start"):
     """What an engine process is told first, with the arena's descriptor and those of the three rings of orders.
 
-    ``groups`` are the sizes of a restore's first layer groups; ``folder`` is where clients' sockets are made;
-    ``linger_s`` is how long threads look for the next order before they sleep.
+    ``groups`` are the sizes of a restore's first layer groups; ``folder`` is where clients' sockets are made.
     """
 
     backend: Text
@@ -191,7 +190,6 @@ class Start(Struct, frozen=True, kw_only=True, tag="start"):
     bounce_nbytes: Nbytes
     groups: Groups
     folder: Text
-    linger_s: Annotated[float, Meta(ge=0.0, le=1.0)]
 
 
 class Ready(Struct, frozen=True, kw_only=True, tag="ready"):

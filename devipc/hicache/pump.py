@@ -128,7 +128,7 @@ class Pump:
             with contextlib.suppress(IndexError, RuntimeError):
                 self._queue.popleft().release()
 
-    def _drive(self, done: Callable[[], bool], deadline: float) -> None:
+    def _drive(self, done: Callable[[], bool], deadline: float, *, spin: bool = True) -> None:
         """Take, with the turn, until ``done`` or the deadline."""
         try:
             while not done():
@@ -136,7 +136,7 @@ class Pump:
                 if left <= 0:
                     return
                 try:
-                    frame = self._take(timeout_s=min(left, _SLICE_S))
+                    frame = self._take(timeout_s=min(left, _SLICE_S), spin=spin)
                 except CompletionTimeout:  # another thread may have changed what is waited for
                     continue
                 self._deliver(frame)
@@ -167,7 +167,8 @@ class Pump:
                 continue
             try:
                 while self._is_open() and not self._gives_way():
-                    self._drive(self._gives_way, time.monotonic() + _TURN_S)
+                    # Whoever computes meanwhile has more use for the interpreter than this thread for 50 us.
+                    self._drive(self._gives_way, time.monotonic() + _TURN_S, spin=False)
             except BaseException:
                 _log.exception("a defect of the cache client, which ends its connection")
                 self._finish(DevIPCError("a defect while answers were taken", code="defect", remedy="report it"))

@@ -147,7 +147,6 @@ class EngineProcess:
             bounce_nbytes=spawn.bounce_nbytes,
             groups=tuple(spawn.layer_groups),
             folder=spawn.folder,
-            linger_s=spawn.linger_s,
         )
         fds = [arena_fd, *(fd for ring in rings for fd in ring.fds())]
         answer = self._link.call(j.EngineCall.START, j.encode(start), fds=fds, timeout_s=remaining(deadline))
@@ -163,7 +162,7 @@ class EngineProcess:
         except BaseException:
             close_all(reports)
             raise
-        consumer = Consumer(reports[:RING_FDS], limit_nbytes=j.MAX_JOB_NBYTES, linger_s=spawn.linger_s)
+        consumer = Consumer(reports[:RING_FDS], limit_nbytes=j.MAX_JOB_NBYTES)
         try:
             self._carrier = RemoteCarrier(
                 ready.device_uuid,

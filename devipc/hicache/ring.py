@@ -23,6 +23,7 @@ costs the interval of a re-check, never more.
 from __future__ import annotations
 
 import os
+import platform
 import socket
 import struct
 import time
@@ -33,25 +34,17 @@ from collections.abc import Sequence
 from devipc.channel.arena import Arena, ArenaReader
 from devipc.deadline import deadline_after
 from devipc.errors import (
+    CapabilityError,
     CompletionTimeout,
     HandleError,
     PeerGone,
     ResourceExhausted,
     UsageError,
 )
-from devipc.hicache.ringend import MAX_LINGERING, RECHECK_S, RingEnd, adopt_bell, check_machine, make_bells
+from devipc.hicache.ringend import RECHECK_S, RingEnd, adopt_bell, make_bells
 from devipc.memfd import PAGE_NBYTES, SharedMap, create_memfd, validate_memfd
 
-__all__ = [
-    "DEFAULT_SPIN_S",
-    "MAX_LINGERING",
-    "RECHECK_S",
-    "RING_FDS",
-    "RING_VERSION",
-    "Consumer",
-    "Producer",
-    "check_machine",
-]
+__all__ = ["DEFAULT_SPIN_S", "RECHECK_S", "RING_FDS", "RING_VERSION", "Consumer", "Producer", "check_machine"]
 
 RING_VERSION = 1
 """Version of the memory layout; a consumer takes no other."""
@@ -77,6 +70,16 @@ _SLOT_HEAD = struct.Struct("<IIQQ")
 _SLOT_HEAD_NBYTES = _SLOT_HEAD.size
 _INLINE = 2**64 - 1
 _NEAR_NBYTES = 256  # what is copied of a slot at once: mostly all that is in it
+
+
+def check_machine() -> None:
+    """Raise CapabilityError on a machine whose memory order does not allow words shared like these."""
+    if platform.machine() != "x86_64":
+        raise CapabilityError(
+            f"shared words need x86-64's memory order, this is {platform.machine()}",
+            code="memory_order",
+            remedy="send messages instead",
+        )
 
 
 class Producer(RingEnd):
@@ -222,10 +225,6 @@ class Consumer(RingEnd):
         Size of the largest payload that makes sense; bounds what a peer can make this side allocate.
     spin_s : float
         How long a call looks for an entry before it sleeps: waking an idle core costs more than this. 0 never spins.
-    linger_s : float
-        How long behind the last entry a call looks on, letting others have the interpreter between looks, before it
-        sleeps: a processor that was idle runs slowly at first. At most :data:`MAX_LINGERING` threads of a process do so
-        at a time. 0 never lingers.
 
     Raises
     ------
@@ -235,9 +234,7 @@ class Consumer(RingEnd):
         On a machine whose memory order does not allow it.
     """
 
-    def __init__(
-        self, fds: Sequence[int], *, limit_nbytes: int, spin_s: float = DEFAULT_SPIN_S, linger_s: float = 0.0
-    ) -> None:
+    def __init__(self, fds: Sequence[int], *, limit_nbytes: int, spin_s: float = DEFAULT_SPIN_S) -> None:
         owned = list(fds)
         ring: SharedMap | None = None
         arena: ArenaReader | None = None
@@ -249,8 +246,7 @@ class Consumer(RingEnd):
             ring, slots, self._slot_nbytes = _open(owned[0])
             self._mask, self._limit_nbytes = slots - 1, limit_nbytes
             self._head = self._seen = 0
-            self._spin_s, self._linger_s = spin_s, linger_s
-            self._lingers_until = 0.0
+            self._spin_s = spin_s
             bell = adopt_bell(owned.pop())
             arena = ArenaReader(owned.pop())
             super().__init__(ring, bell, (), my_nap=_CONSUMER_NAP, their_nap=_PRODUCER_NAP)
@@ -260,8 +256,10 @@ class Consumer(RingEnd):
         self._arena = arena
         os.close(owned[0])
 
-    def take(self, *, timeout_s: float) -> bytes:
+    def take(self, *, timeout_s: float, spin: bool = True) -> bytes:
         """Return the payload of the next entry, a private copy. Blocks until there is one.
+
+        Without ``spin`` it sleeps at once: nobody waits for the entry as such, and spinning keeps the interpreter.
 
         Raises
         ------
@@ -272,7 +270,7 @@ class Consumer(RingEnd):
         PeerGone, ClosedError
             When the producer closed its end and all was taken, this end was closed, or what :meth:`end` was told.
         """
-        deadline, spun = deadline_after(timeout_s), False
+        deadline, spun = deadline_after(timeout_s), not (spin and self._spin_s)
         mine: list[bool] = []
         try:
             self._enter(deadline, mine)
@@ -285,7 +283,6 @@ class Consumer(RingEnd):
                 if not spun:
                     spun = True
                     self._spin(deadline)
-                    self._linger(min(self._lingers_until, deadline))
                 elif not self._sleep(deadline):
                     raise CompletionTimeout(f"no entry came for {timeout_s:g} s")
                 self._check()
@@ -307,8 +304,6 @@ class Consumer(RingEnd):
 
     def _spin(self, deadline: float) -> None:
         """Look for a moment before sleeping, without letting go of the interpreter."""
-        if not self._spin_s:
-            return
         words, head, until = self._words, self._head, min(time.monotonic() + self._spin_s, deadline)
         while words[_TAIL] == head and time.monotonic() < until:
             os.sched_yield()  # to the peer, where both share a core
@@ -325,8 +320,6 @@ class Consumer(RingEnd):
             self._head += 1
             self._words[_HEAD] = self._head
             self._kick()
-            if self._linger_s:
-                self._lingers_until = time.monotonic() + self._linger_s
 
     def _checked(self, slot: bytes, at: int) -> bytes:
         crc, nbytes, sequence, place = _SLOT_HEAD.unpack_from(slot)

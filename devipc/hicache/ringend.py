@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-import platform
 import select
 import socket
 import threading
@@ -21,40 +20,18 @@ from typing import NoReturn
 from devipc.channel.datagram import no_descriptors
 from devipc.channel.identity import close_in_child
 from devipc.deadline import remaining
-from devipc.errors import (
-    CapabilityError,
-    ClosedError,
-    CompletionTimeout,
-    DevIPCError,
-    ForkError,
-    HandleError,
-    ProtocolError,
-)
+from devipc.errors import ClosedError, CompletionTimeout, DevIPCError, ForkError, HandleError, ProtocolError
 from devipc.hicache.waiting import take_turn
 from devipc.memfd import SharedMap
 
-__all__ = ["MAX_LINGERING", "RECHECK_S", "RingEnd", "adopt_bell", "check_machine", "make_bells"]
+__all__ = ["RECHECK_S", "RingEnd", "adopt_bell", "make_bells"]
 
 RECHECK_S = 0.05
 """A sleeper looks at the memory at least this often, whether somebody kicked or not."""
 
-MAX_LINGERING = 2
-"""Threads of a process that may linger at a time: more of them would take the interpreter from those who work."""
-
 _KICKS = 4096
 _AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _ANNOUNCED_S = 0.4e-3
-_lingering = threading.Semaphore(MAX_LINGERING)
-
-
-def check_machine() -> None:
-    """Raise CapabilityError on a machine whose memory order does not allow words shared like these."""
-    if platform.machine() != "x86_64":
-        raise CapabilityError(
-            f"shared words need x86-64's memory order, this is {platform.machine()}",
-            code="memory_order",
-            remedy="send messages instead",
-        )
 
 
 class RingEnd(ABC):
@@ -149,16 +126,6 @@ class RingEnd(ABC):
         """Look for what was announced: sleeping once more would cost another wake-up."""
         while not self._awaited() and self._ended is None and time.monotonic() < until:
             os.sched_yield()
-
-    def _linger(self, until: float) -> None:
-        """Look on until then (monotonic), unless :data:`MAX_LINGERING` threads of this process do so already."""
-        if time.monotonic() >= until or not _lingering.acquire(False):
-            return
-        try:
-            while not self._awaited() and self._ended is None and time.monotonic() < until:
-                self._sleeper.poll(0)  # a call that lets others have the interpreter
-        finally:
-            _lingering.release()
 
     @abstractmethod
     def _awaited(self) -> bool:

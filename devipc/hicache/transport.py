@@ -71,8 +71,10 @@ class Transport(Protocol):
         """
         ...
 
-    def take(self, *, timeout_s: float) -> bytes:
+    def take(self, *, timeout_s: float, spin: bool = True) -> bytes:
         """Return the next frame. Blocks until there is one.
+
+        Without ``spin`` it sleeps at once, where it would look for a moment else.
 
         Raises
         ------
@@ -103,7 +105,7 @@ class _Push(Protocol):
 
 
 class _Take(Protocol):
-    def __call__(self, *, timeout_s: float) -> bytes: ...
+    def __call__(self, *, timeout_s: float, spin: bool = True) -> bytes: ...
 
 
 class RingTransport:
@@ -219,7 +221,7 @@ class Taken:
         self.fds = fds
 
 
-def take_offer(way: Way, fds: Sequence[int], *, spin_s: float = DEFAULT_SPIN_S, linger_s: float = 0.0) -> Taken:
+def take_offer(way: Way, fds: Sequence[int], *, spin_s: float = DEFAULT_SPIN_S) -> Taken:
     """Take what a client offered; the descriptors are owned, also when this raises.
 
     Parameters
@@ -230,8 +232,6 @@ def take_offer(way: Way, fds: Sequence[int], *, spin_s: float = DEFAULT_SPIN_S, 
         What came behind the slots.
     spin_s : float
         How long the supervisor looks for a frame before it sleeps.
-    linger_s : float
-        How long it does so behind a frame, in rings.
 
     Raises
     ------
@@ -244,7 +244,7 @@ def take_offer(way: Way, fds: Sequence[int], *, spin_s: float = DEFAULT_SPIN_S, 
     """
     if way is Way.MESSAGES:
         return Taken(MessageTransport(_adopt(fds), own=False), ())
-    into = Consumer(fds, limit_nbytes=MAX_FRAME_NBYTES, spin_s=spin_s, linger_s=linger_s)
+    into = Consumer(fds, limit_nbytes=MAX_FRAME_NBYTES, spin_s=spin_s)
     try:
         out = Producer()
     except BaseException:

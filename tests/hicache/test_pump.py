@@ -69,6 +69,21 @@ def test_who_waits_takes_by_itself(desk: Desk) -> None:
     assert by_me > 290
 
 
+def test_who_waits_looks_for_a_moment_before_it_sleeps_and_the_background_never_does(desk: Desk) -> None:
+    took, take = set[tuple[str, bool]](), desk.pump._take
+
+    def noted(*, timeout_s: float, spin: bool = True) -> bytes:
+        took.add((threading.current_thread().name, spin))
+        return take(timeout_s=timeout_s, spin=spin)
+
+    desk.pump._take = noted
+    mine = threading.current_thread().name
+    while not {(mine, True), (BACKGROUND, False)} <= took:  # the test's own limit ends this
+        desk.wait(b"never", timeout_s=0.01)
+        time.sleep(0.01)
+    assert took == {(mine, True), (BACKGROUND, False)}
+
+
 def test_without_a_waiter_the_background_takes(desk: Desk) -> None:
     desk.answer(b"a")
     deadline = time.monotonic() + 5

@@ -174,7 +174,7 @@ class Clients:
             raise
         taken: Taken | None = None
         try:
-            taken = take_offer(Way(theirs.way), offer, linger_s=self._config.lingering_s)
+            taken = take_offer(Way(theirs.way), offer)
             welcome = self._welcome(theirs, life, remote)
             client = AttachedClient(
                 theirs.client,

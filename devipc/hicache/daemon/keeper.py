@@ -239,7 +239,6 @@ class Keeper:
             pin_required=config.pin_required,
             bounce_nbytes=config.bounce_nbytes,
             layer_groups=config.layer_groups,
-            linger_s=config.lingering_s,
         )
 
     def _live(self, life: Life) -> None:

@@ -25,8 +25,6 @@ FILE_VARIABLE = PREFIX + "CONFIG"
 """Names the file, where no flag does."""
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-_MAX_LINGER_S = 1.0
-_LINGER_S, _LINGER_LEAST_CPUS = 5e-3, 8
 _OWN_DEFAULTS = {"kept_percent": 50}
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _LEVELS = ("debug", "info", "warning", "error")
@@ -61,14 +59,6 @@ def _parse_seconds(value: object) -> float:
         seconds = float("nan")
     if not 0 <= seconds < float("inf"):
         raise ValueError("pass seconds, 0 or more")
-    return seconds
-
-
-def _parse_linger(value: object) -> float | str:
-    if value == "auto":
-        return "auto"
-    if (seconds := _parse_seconds(value)) > _MAX_LINGER_S:
-        raise ValueError(f"pass auto, or {_MAX_LINGER_S:g} seconds at most")
     return seconds
 
 
@@ -230,15 +220,6 @@ OPTIONS: tuple[Option, ...] = (
         " is evicted from the device.",
         _parse_policy,
     ),
-    Option(
-        "linger_s",
-        "auto|seconds",
-        "auto",
-        "How long behind each frame its thread looks for the next one before it sleeps, two threads of a process at"
-        f" most: an idle processor wakes late and slow. `auto`: {_LINGER_S:g} with {_LINGER_LEAST_CPUS} processors and"
-        " more, else 0.",
-        _parse_linger,
-    ),
     Option("messages", "true|false", False, "Messages only: no rings in shared memory.", _parse_bool),
     Option("start_timeout_s", "seconds", 120.0, "How long the engine may take to be ready.", _parse_seconds),
     Option("drain_timeout_s", "seconds", 30.0, "How long a drain waits for what is under way.", _parse_seconds),
@@ -284,14 +265,6 @@ class DaemonConfig:
         if name in _BY_NAME:
             return self.values[name]
         raise AttributeError(name)
-
-    @property
-    def lingering_s(self) -> float:
-        """Seconds that a thread lingers behind a frame, on this machine."""
-        linger: float | str = self.values["linger_s"]
-        if isinstance(linger, float):
-            return linger
-        return _LINGER_S if len(os.sched_getaffinity(0)) >= _LINGER_LEAST_CPUS else 0.0
 
     def engine(self) -> EngineConfig:
         """Return the engine's part; raises UsageError for what makes no sense."""

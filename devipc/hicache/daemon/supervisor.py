@@ -210,7 +210,6 @@ class Supervisor(Host):
             "submitted": {name: count for (what, name), count in sorted(counted.items()) if what == "submitted"},
             "answered": {name: count for (what, name), count in sorted(counted.items()) if what == "answered"},
             "write_policy": self._config.write_policy,
-            "linger_s": self._config.lingering_s,
         }
 
     # --- what links ask ----------------------------------------------------------------------------------------------

@@ -190,8 +190,7 @@ class _Parts:
         arena_fd, *rings = fds
         self.arena = HostArena.open(arena_fd, start.arena_nbytes)
         consumers = [
-            Consumer(rings[at : at + RING_FDS], limit_nbytes=j.MAX_JOB_NBYTES, linger_s=start.linger_s)
-            for at in range(0, len(rings), RING_FDS)
+            Consumer(rings[at : at + RING_FDS], limit_nbytes=j.MAX_JOB_NBYTES) for at in range(0, len(rings), RING_FDS)
         ]
         backups, restores, orders = consumers
         self.device = backend.open_device(start.device or None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +59,6 @@ def test_a_flag_counts_more_than_the_environment_and_that_more_than_the_file(tmp
         ("tier_nbytes = 0", {}, "at least 1"),
         ("stuck_s = -1", {}, "pass seconds"),
         ("stuck_s = nan", {}, "pass seconds"),
-        ("linger_s = 1.5", {}, "pass auto, or 1 seconds at most"),
-        ('linger_s = "long"', {}, "pass seconds"),
         ('write_policy = "never"', {}, "pass one of write_through"),
         ("metrics_port = 70000", {}, "0 .. 65535"),
         ("max_clients = 0", {}, "pass 1 .."),
@@ -76,16 +73,6 @@ def test_what_is_not_in_the_table_is_refused(tmp_path: Path, file: str, environm
     with pytest.raises(UsageError) as caught:
         load_config(path, environment=environment)
     assert says in str(caught.value)
-
-
-def test_how_long_threads_linger_is_the_machines_or_what_is_said(tmp_path: Path) -> None:
-    path = tmp_path / "hicache.toml"
-    path.write_text("linger_s = 0.25")
-    assert load_config(path, environment={}).lingering_s == 0.25
-    assert load_config(environment={PREFIX + "LINGER_S": "0"}).lingering_s == 0.0
-    many = len(os.sched_getaffinity(0)) >= 8
-    assert load_config(environment={}).lingering_s == load_config(flags={"linger_s": "auto"}).lingering_s
-    assert load_config(environment={}).lingering_s == (0.005 if many else 0.0)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
