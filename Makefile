@@ -73,8 +73,9 @@ test-long: $(VENV)/.dev
 test-scenarios: $(VENV)/.dev
 	$(call beside,every,tests/hicache $(wildcard backends/*/tests/test_hicache.py))
 
+# Each test computes on one processor. What one of them printed is shown at the end.
 test-model: $(VENV)/.dev $(VENV)/.model
-	$(BIN)/python -m pytest -m model tests/hicache/reference $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) -raP -m model tests/hicache/reference $(PYTEST_ARGS)
 
 conformance: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/suite/test_honest.py $(wildcard backends/*/tests/test_conformance.py) \

@@ -19,7 +19,7 @@ PAGE = (ROOT / "docs" / "cli" / "faults.md").read_text()
 SWITCHES = re.findall(r"^SWITCH\((\w+),", (build.HERE / "core" / "switches.def").read_text(), re.MULTILINE)
 FINDS_ITS_DRIVER_BY = {"cuda": "LD_LIBRARY_PATH", "hip": "ROCM_PATH", "levelzero": "LD_LIBRARY_PATH"}
 HIP_RUNTIME = "71500000"
-TIMEOUT_S = 8
+TIMEOUT_S = 5
 
 
 @dataclass(frozen=True, slots=True)

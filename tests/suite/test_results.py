@@ -79,6 +79,7 @@ def test_error_of_the_suite_is_no_verdict(tmp_path: Path) -> None:
     assert run.document["counts"]["fail"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_process_that_is_stuck_is_ended_with_its_results(tmp_path: Path) -> None:
     run = run_suite(

@@ -265,7 +265,7 @@ def _while_the_daemon_dies(loaded: Loaded, over: LocalGPURuntime, client: HiCach
     assert client.status()["degraded"]
 
 
-def test_in_bfloat16_all_caches_give_the_same_bits(loaded: Loaded, capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_bfloat16_all_caches_give_the_same_bits(loaded: Loaded) -> None:
     weights, on = _as_bfloat16(loaded.weights), device()
     with runtime(on, weights, None) as plain:
         _, plainly = _with_logits(plain, loaded, restore=False, prefix_cache=False)
@@ -287,8 +287,7 @@ def test_in_bfloat16_all_caches_give_the_same_bits(loaded: Loaded, capsys: pytes
     assert cached[0][0] == cached[1][0]
     assert all(torch.equal(cached[0][1][name], cached[1][1][name]) for name in A_FEW)
     difference = max(float((cached[0][1][name] - plainly[name]).abs().max()) for name in A_FEW)
-    with capsys.disabled():
-        print(f"\nbfloat16: logits behind the prompt differ by at most {difference:g} from those with no cache")
+    print(f"bfloat16: logits behind the prompt differ by at most {difference:g} from those with no cache")
     assert np.isfinite(difference)
 
 
