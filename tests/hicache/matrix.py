@@ -106,16 +106,18 @@ def combinations(
     ]
 
 
-def cases(every: Sequence[Combination], *, whole: str) -> list[Any]:
+def cases(every: Sequence[Combination], *, whole: str = "") -> list[Any]:
     """Return the parameters of a test: a combination, and whether all scenarios are to be run.
 
-    CI runs all of them in one process and over the daemon under the strategy ``whole``, of each other line a part.
+    CI runs all of them in one process, and over the daemon under the strategy ``whole``, or under each when it is empty;
+    of the other lines a part.
     """
     part = [pytest.mark.long, pytest.mark.timeout(int(COVERING_S) + 20)]
     full = [pytest.mark.long, pytest.mark.timeout(int(WHOLE_S) + 20)]
     found = []
     for one in every:
-        if one.deployment == INPROC or one.id == f"{DAEMON}-{whole}":
+        taken = not whole or one.id == f"{DAEMON}-{whole}"
+        if one.deployment == INPROC or (one.deployment == DAEMON and taken and not one.refused):
             found.append(pytest.param(one, True, id=one.id, marks=full))
             continue
         found.append(pytest.param(one, False, id=one.id, marks=part))
