@@ -96,9 +96,12 @@ class Decoder:
         asked += [row.position for row in rows] + [0] * padding
         for row in rows:
             asked += [*row.pages, *[0] * (width - len(row.pages))]
+        recorded.sampled.wait()  # who was interrupted before may have left it at work
         recorded.asked.host[:] = asked + [0] * (width * padding)
-        recorded.replay()
-        recorded.sampled.used()
+        try:
+            recorded.replay()
+        finally:
+            recorded.sampled.used()
         recorded.sampled.wait()
         found: list[int] = recorded.sampled.host[: len(rows)].tolist()
         return found

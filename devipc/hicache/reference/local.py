@@ -387,6 +387,8 @@ class LocalGPURuntime:
             with contextlib.suppress(ClosedError):  # a client that was closed has let go of the pool
                 self._client.unregister(self._handle)
             self._handle = None
+        if self._torch_stream is not None:
+            self._torch_stream.synchronize()  # chunks that no token was asked of may still be queued
         self._decoder.close()
         del self._model, self._decoder
         self.pool.close()

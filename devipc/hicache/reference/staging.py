@@ -39,20 +39,20 @@ class Window:
     host : numpy array
         For the host.
     device : Tensor
-        The same memory, as one of the device's tensors.
+        The same memory, as one of the device's tensors. It and what is made from it keep the memory.
     """
 
     def __init__(self, count: int, where: torch.device) -> None:
         on_device = where.type != "cpu"
-        self._pinned = torch.zeros(count, dtype=torch.int64, pin_memory=on_device)
-        self.host: np.ndarray[tuple[int, ...], np.dtype[np.int64]] = self._pinned.numpy()
+        pinned = torch.zeros(count, dtype=torch.int64, pin_memory=on_device)
+        self.host: np.ndarray[tuple[int, ...], np.dtype[np.int64]] = pinned.numpy()
         kind, ordinal = torch.empty(0, device=where).__dlpack_device__()
         self.device: Tensor = ForeignBuffer(
-            ptr=self._pinned.data_ptr(),
+            ptr=pinned.data_ptr(),
             dtype="int64",
             shape=(count,),
             device=DeviceInfo(uuid="", ordinal=ordinal, name=str(where), dlpack_type=int(kind)),
-            keeper=ViewKeeper(lambda: None),
+            keeper=ViewKeeper(lambda: pinned),
         ).to_torch()
         self._last = torch.Event(where) if on_device else None
 
@@ -86,17 +86,20 @@ class Staging:
         """Return a tensor of ``values``, without waiting for what was launched before."""
         window = self._take(len(values))
         window.host[: len(values)] = values
-        sent = window.device[: len(values)] + 0
-        window.used()
-        return sent
+        try:
+            return window.device[: len(values)] + 0
+        finally:  # an interrupt may come behind the launch
+            window.used()
 
     @torch.inference_mode()
     def fetch(self, tensor: Tensor) -> list[int]:
         """Return the integers of a tensor, all dimensions as one. Blocks until they are known."""
         count = tensor.numel()
         window = self._take(count)
-        torch.add(tensor.flatten(), 0, out=window.device[:count])
-        window.used()
+        try:
+            torch.add(tensor.flatten(), 0, out=window.device[:count])
+        finally:
+            window.used()
         window.wait()
         found: list[int] = window.host[:count].tolist()
         return found

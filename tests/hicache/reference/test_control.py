@@ -301,3 +301,16 @@ def test_what_is_stale_or_never_fits_is_refused() -> None:
             one._table.pages_of(stale)
         with pytest.raises(UsageError, match="pages"):
             answer(one, [SYSTEM * 80])
+
+
+def test_memory_is_freed_when_what_was_launched_last_is_over() -> None:
+    """A batch that samples nothing is not waited for where a device computes it."""
+    heard: list[bool] = []
+    with runtime(device(), None) as one:
+
+        class Queue:
+            def synchronize(self) -> None:
+                heard.append(hasattr(one, "_model") and hasattr(one.pool, "k"))
+
+        one._torch_stream = Queue()  # type: ignore[assignment]  # the host has none
+    assert heard == [True]

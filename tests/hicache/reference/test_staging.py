@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -19,6 +23,28 @@ def test_a_window_is_the_same_memory_for_both() -> None:
     window.used()
     window.wait()
     assert window.host.tolist() == [10, 11, 12, 13, 14]
+
+
+def test_whoever_has_the_tensor_has_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, zeros = [], torch.zeros
+
+    def noted(*args: Any, **options: Any) -> Any:
+        memory = zeros(*args, **options)
+        made.append(weakref.ref(memory))
+        return memory
+
+    monkeypatch.setattr(torch, "zeros", noted)
+    window = Window(5, HOST)
+    (memory,) = made
+    window.host[:] = range(5)
+    part = window.device[2:]
+    del window
+    gc.collect()
+    assert memory() is not None
+    assert part.tolist() == [2, 3, 4]
+    del part
+    gc.collect()
+    assert memory() is None
 
 
 def test_what_was_sent_stays_while_more_is_sent_than_there_are_windows() -> None:
