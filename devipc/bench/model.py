@@ -62,8 +62,11 @@ class Model:
         dtype = torch.float32 if small else torch.bfloat16
         self._small = small
         self._x = torch.randn(rows, width, device=where, dtype=dtype)
-        self._up = [torch.randn(width, inner, device=where, dtype=dtype) for _ in range(_LAYERS)]
-        self._down = [torch.randn(inner, width, device=where, dtype=dtype) for _ in range(_LAYERS)]
+        # Scaled, so that what is computed stays of one size: arithmetic with infinities takes less power.
+        self._up = [torch.randn(width, inner, device=where, dtype=dtype) * width**-0.5 for _ in range(_LAYERS)]
+        self._down = [
+            torch.randn(inner, width, device=where, dtype=dtype) * (inner / 2) ** -0.5 for _ in range(_LAYERS)
+        ]
         self._launch = record(self._step, where) if kind == "decode" and not small else self._step
 
     def steps(self) -> Iterator[tuple[float, float]]:

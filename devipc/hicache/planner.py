@@ -268,7 +268,7 @@ class Planner:
         if found is None:
             found = self._cuts[pages, length] = cut(
                 2**pages,
-                len(self.groups),
+                [len(group) for group in self.groups],
                 lambda begin, end: Load.of(self._tables(begin, end).blocks, self.cost, 2**-length),
             )
         return found

@@ -47,11 +47,11 @@ class CostModel:
     Parameters
     ----------
     call_s : float
-        One strided copy, of the processor that submits it.
+        One strided copy.
     row_s : float
         One row of a strided copy.
     entry_s : float
-        One entry of a batch, likewise; infinity where there is no batch call.
+        One entry of a batch; infinity where there is no batch call.
     byte_s : float
         One byte.
     copy_s : float

@@ -109,8 +109,8 @@ def combinations(
 def cases(every: Sequence[Combination], *, whole: str = "") -> list[Any]:
     """Return the parameters of a test: a combination, and whether all scenarios are to be run.
 
-    CI runs all of them in one process, and over the daemon under the strategy ``whole``, or under each when it is empty;
-    of the other lines a part.
+    CI runs all of them in one process, and over the daemon under the strategy ``whole``, under each when that is
+    empty; of the other lines a part.
     """
     part = [pytest.mark.long, pytest.mark.timeout(int(COVERING_S) + 20)]
     full = [pytest.mark.long, pytest.mark.timeout(int(WHOLE_S) + 20)]

@@ -195,11 +195,11 @@ def test_layer_groups_are_delivered_one_after_the_other() -> None:
     assert plan.ends == (1, 2, 3, 4, 5)
 
 
-@pytest.mark.parametrize(("page_tokens", "ends"), [(64, (1, 2, 3, 5)), (16, (1, 5)), (1, (5,))])
+@pytest.mark.parametrize(("page_tokens", "ends"), [(64, (1, 2, 3, 4, 5)), (16, (1, 3, 4, 5)), (1, (5,))])
 def test_groups_whose_own_copies_would_cost_too_much_are_submitted_as_one(
     page_tokens: int, ends: tuple[int, ...]
 ) -> None:
-    """By the cost model: 4,096 tokens of small pages are so many copies that only the first layer is apart, or none."""
+    """By the cost model: 4,096 tokens of small pages are so many copies that fewer groups are apart, or none."""
     count = 4096 // page_tokens
     layout = llama(page_tokens=page_tokens, pages=2 * count + 1)
     where = random_pages(count, 2 * count + 1), blocks(count, layout.page_nbytes)
@@ -209,7 +209,7 @@ def test_groups_whose_own_copies_would_cost_too_much_are_submitted_as_one(
     whole = planner_for(layout).plan(Direction.RESTORE, *where)
     assert len(whole.groups) == 1
     extra = sum(len(group.strided) + len(group.nbytes) for group in plan.groups) - count
-    assert extra * plan.cost.copy_s <= 0.04 * whole.nbytes * plan.cost.byte_s
+    assert extra * plan.cost.copy_s <= 0.06 * whole.nbytes * plan.cost.byte_s
 
 
 def test_neighbours_leave_room_for_more_groups() -> None:

@@ -53,9 +53,9 @@ def serve(config: DaemonConfig, *, as_json: bool = False, ready_fd: int | None =
                 return 0
             if config.metrics_port:
                 metrics = MetricsServer(config.metrics_port, supervisor.status)
-            _announce(supervisor, as_json=as_json, ready_fd=ready_fd)
             gc.collect()
             gc.freeze()  # what is here now stays, and no collection between two operations looks at it again
+            _announce(supervisor, as_json=as_json, ready_fd=ready_fd)
             while not told.came():
                 told.wait(None)
             return 0 if _drain(supervisor, told, config.drain_timeout_s) else 1
