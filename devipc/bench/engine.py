@@ -110,6 +110,7 @@ class _Prompts:
         rng = np.random.default_rng(1)
         self.long: list[int] = rng.integers(1, vocabulary, sizes.prefix + sizes.suffix).tolist()
         self.short: list[list[int]] = rng.integers(1, vocabulary, (sizes.requests, sizes.context)).tolist()
+        self.hidden: list[int] = rng.integers(1, vocabulary, (sizes.hidden or sizes.prefix) + 1).tolist()
 
 
 def _open(
@@ -281,9 +282,10 @@ def _transfers(one: _Deployment, row: dict[str, Any], prompts: _Prompts, sizes: 
         return
     count = sizes.prefix // sizes.page_tokens
     row |= transfer_times(one.local, one.client, count, sizes.repetitions)
-    fill(one.runtime, prompts.long)  # what moved meanwhile may have taken its place
+    for prompt in (prompts.long, prompts.hidden):  # what moved meanwhile may have taken their places
+        fill(one.runtime, prompt)
     most = (3 if one.name == "inproc" else 12) * sizes.repetitions
-    row["hiding"] = measure_hiding(one.local, prompts.long, sizes, row["restore_ms"] / 1e3 / count, most_pairs=most)
+    row["hiding"] = measure_hiding(one.local, prompts.hidden, sizes, row["restore_ms"] / 1e3 / count, most_pairs=most)
     row["throttle"] = measure_throttle(one.local, prompts.long, sizes, row["itl_p50_ms"] / 1e5)
     status: dict[str, Any] = one.client.status()
     row["strategy"], row["plans"] = status.get("strategy", ""), status.get("plans", {})

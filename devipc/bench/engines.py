@@ -45,6 +45,9 @@ class Sizes:
         As :class:`~devipc.hicache.reference.runtime.RuntimeLimits`.
     repetitions : int
         Of each measurement.
+    hidden : int
+        Tokens that are restored behind a batch at most, where it is measured what of that can be hidden; ``prefix``
+        when 0.
     moved_pages : int
         Of one operation of the background.
     pace_nbytes_per_s : float
@@ -59,13 +62,15 @@ class Sizes:
     page_tokens: int
     chunk_tokens: int
     repetitions: int
+    hidden: int = 0
     moved_pages: int = 64
     pace_nbytes_per_s: float = 16e9
 
     def config(self, model: str, **options: Any) -> RuntimeConfig:
         """Return the sizes of a runtime that has room for all of it, and for pages that move beside."""
-        longest = max(self.prefix + self.suffix, self.context) + self.answer
-        pages = 2 * (self.prefix + self.suffix) + self.requests * (self.context + self.answer)
+        prompt = max(self.prefix + self.suffix, self.hidden + self.chunk_tokens)
+        longest = max(prompt, self.context) + self.answer
+        pages = 2 * prompt + self.requests * (self.context + self.answer)
         pages = -(-pages // self.page_tokens) + 2 * self.moved_pages + 4 * self.requests
         return RuntimeConfig(
             model=model,
@@ -92,7 +97,8 @@ MODELS = {
         answer=128,
         requests=8,
         page_tokens=16,
-        chunk_tokens=512,
+        chunk_tokens=2048,  # so many that the device takes longer for them than the processor for their launches
+        hidden=12288,
         repetitions=7,
         moved_pages=256,
     ),

@@ -138,7 +138,7 @@ def measure_hiding(
     At most ``most_pairs`` of batches with and without a restore are run for each.
     """
     pairs = _Pairs(over, prompt, sizes)
-    most = sizes.prefix // sizes.page_tokens
+    most = len(prompt) // sizes.page_tokens
     pairs.run(1, restored=True)
     compute_s = statistics.median(pairs.run(1, restored=False)[0] for _ in range(sizes.repetitions))
     rows = []

@@ -19,7 +19,7 @@ _SHARE = 0.06
 """How much longer the whole may take for being cut."""
 _ALLOWED_S = 10e-6
 """The same for few pages."""
-_FIRST_PART = 1 / 8
+_FIRST_PART = 1 / 12
 """The first layers are early when they can be used after so much of the whole."""
 _SPEEDS = (0.5, 1.0, 2.0)
 
