@@ -40,6 +40,7 @@ SHARES: dict[str, list[tuple[dict[str, Any], dict[str, float]]]] = {
 """By step and row: the least share of the contiguous floor. Of ``small``, at most 1.25 times the bare copy's time."""
 FIRST_LAYER = 1 / 6
 INTERFERENCE = {"decode": {"mean_over_quiet": 1.05, "p99_over_quiet": 1.10}, "prefill": {"mean_over_quiet": 1.03}}
+NAMES = {"decode": "decode, a recorded graph,", "prefill": "prefill"}
 ENGINE = {
     "ttft_restored_over_computed": 1 / 6,
     "itl_busy_over_quiet_p50": 1.03,
@@ -69,7 +70,7 @@ def bars(results: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield _bar(what, AT_MOST, FIRST_LAYER, row["first_layer_share"])
     for row in results.get("interference", {}).get("results", []):
         for figure, most in INTERFERENCE.get(row["model"], {}).items() if row["moved_by"] == "cache" else ():
-            yield _bar(f"{row['model']} beside transfers, {figure}", AT_MOST, most, row[figure])
+            yield _bar(f"{NAMES[row['model']]} beside transfers, {figure}", AT_MOST, most, row[figure])
     for row in results.get("footprint", {}).get("results", []):
         if "device_over_control_nbytes" in row:
             clients = int(row["process"].split()[1])
