@@ -254,7 +254,7 @@ def test_copies_that_the_driver_refuses(pair: Pair) -> None:
     """A job that breaks in the middle says so, and all of its values are reached: nobody waits for ever."""
     it, client = pair
     faults = it.faults()
-    faults.refuse(1, after=2)
+    faults.refuse(1, after=1)
     job = it.move(client, Direction.RESTORE, [1, 2], it.places(2), slot=1, op=1)
     assert isinstance(job.error, DriverError)
     client.wait(direction="restore", n=client.base(slot=1) + 4)
