@@ -42,9 +42,8 @@ def test_random_kills_that_are_interrupted() -> None:
         process, file = run(folder, "tests.hicache.chaos", "--kills", "100000", "--rigs", "1", "--seed", "1")
         until(lambda: any(RIG_IS_THERE in names for _, _, names in os.walk(folder)))
         process.send_signal(signal.SIGINT)
-        assert process.wait(50) == 128 + signal.SIGINT
-        found = account_of(file)
-    assert found["failed"] == []
+        code, found = process.wait(50), account_of(file)
+    assert (found["failed"], code) == ([], 128 + signal.SIGINT)
     assert found["incomplete"] == f"SIGINT: {found['kills']} of 100000 kills"
     assert found["rigs_that_ended_without_a_word"] == []
 
