@@ -1,7 +1,7 @@
 #!/bin/bash
 # The reference engine with a random model of the shape of Llama-3-8B, in each deployment, in at most 400 s, from any
 # folder; leaves one JSON file in $OUT (or build/h200-bench). Installs nothing. Arguments are passed on to
-# `devipc bench engine`. Needs a GPU that nothing else uses, with 64 GiB, 32 GiB of host memory, and torch.
+# `devipc bench engine`. Needs a GPU that nothing else uses, with 80 GiB, 40 GiB of host memory, and torch.
 set -u
 . "$(dirname "${BASH_SOURCE[0]}")/../backends/cuda/tests/hardware/env.sh"
 trap 'rm -rf "$site" "${raw:-}"' EXIT

@@ -22,6 +22,7 @@ _ALLOWED_S = 10e-6
 _FIRST_PART = 1 / 12
 """The first layers are early when they can be used after so much of the whole."""
 _SPEEDS = (0.5, 1.0, 2.0)
+"""How long models take for a layer, of what its copies take."""
 
 
 @dataclass(frozen=True, slots=True)
