@@ -106,7 +106,7 @@ MODELS = {
         requests=8,
         page_tokens=16,
         chunk_tokens=2048,  # 512 took 23 to 49 ms on an H200: too unsteady to hide anything behind
-        hidden=12288,
+        hidden=16384,  # .8 of such a batch
         repetitions=7,
         moved_pages=256,
     ),

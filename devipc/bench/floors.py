@@ -46,19 +46,22 @@ class Floor:
             for block in self._blocks:
                 self._views.append(_view(block.ptr, nbytes))
 
-    def copy(self, direction: str) -> float:
-        """Copy once; return seconds. Both ways are two copies at once, on two streams or two threads."""
+    def copy(self, direction: str, *, times: int = 1) -> float:
+        """Copy ``times`` times, one behind the other; return the seconds of all.
+
+        Both ways are two copies at once, on two streams or two threads.
+        """
         sides = {BACKUP: (0,), RESTORE: (1,), BOTH: (0, 1)}[direction]
         start = time.perf_counter()
         if self._views:
-            threads = [threading.Thread(target=self._by_numpy, args=(side,)) for side in sides[1:]]
+            threads = [threading.Thread(target=self._by_numpy, args=(side, times)) for side in sides[1:]]
             for thread in threads:
                 thread.start()
-            self._by_numpy(sides[0])
+            self._by_numpy(sides[0], times)
             for thread in threads:
                 thread.join()
         else:
-            for side in sides:
+            for side in sides * times:
                 pinned, block = self._pinned[side], self._blocks[side].ptr
                 to, back = (pinned.ptr, block) if side == 0 else (block, pinned.ptr)
                 pinned.transfer.copy(pinned.stream, to, back, self._nbytes)
@@ -66,9 +69,10 @@ class Floor:
                 self._pinned[side].transfer.synchronize_stream(self._pinned[side].stream)
         return time.perf_counter() - start
 
-    def _by_numpy(self, side: int) -> None:
+    def _by_numpy(self, side: int, times: int) -> None:
         pinned, block = self._pinned[side].bytes[: self._nbytes], self._views[side]
-        np.copyto(*((pinned, block) if side == 0 else (block, pinned)))
+        for _ in range(times):
+            np.copyto(*((pinned, block) if side == 0 else (block, pinned)))
 
     def close(self) -> None:
         """Give everything back."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from devipc.bench.service import client_of
 from devipc.errors import DevIPCError
 from devipc.hicache.api import UNFENCED, HiCacheClient, PoolHandle
 from devipc.hicache.keys import KEY_NBYTES, Keys, Namespace
+from devipc.hicache.ticket import Ticket
 from devipc.interfaces.backend import Backend, Device
 
 __all__ = ["Case", "measure_cases"]
@@ -28,6 +30,7 @@ __all__ = ["Case", "measure_cases"]
 TIMEOUT_S = 60.0
 RUN_TOKENS = 512
 _VERIFIED_TOKENS = 512
+_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,8 @@ class Case:
     shape : str
         ``random`` pages, or ``runs`` of neighbouring ones, of 512 tokens each.
     in_flight : int
-        Operations of each direction that are submitted before the first of them is waited for.
+        Operations of each direction at a time. One that has ended is followed by the next, until a repetition has moved
+        four times as many; a single operation is a repetition by itself.
     """
 
     geometry: str = "llama"
@@ -54,9 +58,19 @@ class Case:
     in_flight: int = 1
 
     @property
+    def rounds(self) -> int:
+        """How many times as many operations as are in flight a repetition has."""
+        return _ROUNDS if self.in_flight > 1 else 1
+
+    @property
+    def window_nbytes(self) -> int:
+        """Bytes that are in flight at a time, one way."""
+        return self.in_flight * self.tokens * GEOMETRIES[self.geometry].token_nbytes
+
+    @property
     def nbytes(self) -> int:
         """Bytes that one repetition moves, one way."""
-        return self.in_flight * self.tokens * GEOMETRIES[self.geometry].token_nbytes
+        return self.rounds * self.window_nbytes
 
 
 def measure_cases(
@@ -84,12 +98,13 @@ def measure_cases(
     rows : int
         Tokens in each pool.
     repetitions, slow_repetitions, warm_up : int
-        Of the cache and the floors, of the baselines (0: none), and before anything counts.
+        Of the cache and the floors (half of that with several operations in flight), of the baselines (0: none), and
+        before anything counts.
     extent_pages : int
         Pages in one extent of host memory.
     """
-    largest = max(case.nbytes for case in cases)
-    pinned = Pinned(device, max(*(case.nbytes // case.in_flight for case in cases), 64 * 2**20))
+    largest = max(case.window_nbytes for case in cases)
+    pinned = Pinned(device, max(*(case.window_nbytes // case.in_flight for case in cases), 64 * 2**20))
     try:
         with client_of(url, backend, device, tier_nbytes=4 * largest + 2**28, extent_pages=extent_pages) as client:
             for case in cases:
@@ -112,7 +127,7 @@ class _Bench:
         self._rng = np.random.default_rng(case.tokens * 131 + case.page_tokens)
         self._count = case.tokens // case.page_tokens
         self._pool = Pool(device, GEOMETRIES[case.geometry], case.allocation, rows=rows, page_tokens=case.page_tokens)
-        self._floor = Floor(device, case.nbytes)
+        self._floor = Floor(device, case.window_nbytes)
         self._pool.fill(pinned, seed=7)
         layout = self._pool.built.layout
         namespace = Namespace.of(layout, model=f"bench/{case}", revision="1", dtype="u8")
@@ -123,11 +138,13 @@ class _Bench:
         """Measure all directions, then compare bytes."""
         samples: dict[str, list[float]] = {name: [] for name in (BACKUP, RESTORE, BOTH)}
         floors: dict[str, list[float]] = {name: [] for name in samples}
+        if self._case.in_flight > 1:
+            repetitions = -(-repetitions // 2)
         for number in range(warm_up + repetitions):
             if number == warm_up:
                 self._first.clear()
             for direction, times in samples.items():
-                floor_s, took_s = self._floor.copy(direction), self._once(direction)
+                floor_s, took_s = self._floor.copy(direction, times=self._case.rounds), self._once(direction)
                 if number >= warm_up:
                     floors[direction].append(floor_s)
                     times.append(took_s)
@@ -161,26 +178,39 @@ class _Bench:
 
     def _once(self, direction: str) -> float:
         """Run operations one way, or each way, with fresh pages; return seconds from the first call to the last end."""
-        at_once = self._case.in_flight
+        at_once, operations = self._case.in_flight, self._case.in_flight * self._case.rounds
         known = [] if direction == BACKUP else [self._stored() for _ in range(at_once)]
+        # Whoever follows another has its pages: that one has let go of them.
         pages = self._pages(self._count * at_once * (2 if direction == BOTH else 1)).reshape(-1, self._count)
-        keys = [] if direction == RESTORE else [self._keys() for _ in range(at_once)]
+        keys = [] if direction == RESTORE else [self._keys() for _ in range(operations)]
         start = time.perf_counter()
-        tickets = []
-        for number in range(at_once):
+        flying: deque[list[Ticket]] = deque()
+        for number in range(operations):
+            if len(flying) == at_once:
+                self._await(flying.popleft())
+            place, tickets = number % at_once, []
             if keys:
-                tickets.append(self._client.backup(self._handle, pages[number], keys[number], ready=UNFENCED))
+                tickets.append(self._client.backup(self._handle, pages[place], keys[number], ready=UNFENCED))
             if known:
-                tickets.append(self._client.restore(self._handle, known[number], pages[~number], ready=UNFENCED))
-        first = tickets[0]
-        if direction == RESTORE and first.fence is not None:
+                tickets.append(self._client.restore(self._handle, known[place], pages[~place], ready=UNFENCED))
+            flying.append(tickets)
+            if direction == RESTORE and number == at_once - 1:
+                self._time_first(flying[0][0], start)
+        while flying:
+            self._await(flying.popleft())
+        return time.perf_counter() - start
+
+    def _await(self, tickets: Sequence[Ticket]) -> None:
+        for ticket in tickets:
+            ticket.result(TIMEOUT_S)
+
+    def _time_first(self, first: Ticket, start: float) -> None:
+        """Note when the first layer of the first restore could be used, as a share of its time."""
+        if first.fence is not None:
             first.fence.synchronize(layer=self._handle.groups[0][0], timeout_s=TIMEOUT_S)
             layer_s = time.perf_counter() - start
             first.result(TIMEOUT_S)
             self._first.append(layer_s / (time.perf_counter() - start))
-        for ticket in tickets:
-            ticket.result(TIMEOUT_S)
-        return time.perf_counter() - start
 
     def _stored(self) -> Keys:
         """Back pages up, outside of what is timed; return their keys."""

@@ -2,7 +2,8 @@
 
 Owns the arithmetic. Prefill is computed in chunks of one fixed shape at fixed positions, and decode with one fixed
 shape, so that a token's keys and values never depend on what else is in a batch, nor on what was cached: the same
-tokens give the same bits. Pages are given by physical number; page 0 takes what padding writes.
+tokens give the same bits. On a device the last chunk of a prompt is no longer than it has to be, as in serving systems;
+its bits may depend on its length there. Pages are given by physical number; page 0 takes what padding writes.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ class PagedModel:
     ----------
     fused : bool
         Prefill says that it is causal instead of handing over a mask, so that torch may take a kernel that stores no
-        scores; which one a device takes was not looked at. Decode hands heads that share keys over as rows. False on
-        the host.
+        scores; which one a device takes was not looked at. Decode hands heads that share keys over as rows. A chunk
+        is halved as long as that leaves whole pages and room for its tokens. False on the host.
     """
 
     def __init__(self, weights: Weights, k_pool: Tensor, v_pool: Tensor, *, max_tokens: int) -> None:
@@ -113,23 +114,25 @@ class PagedModel:
         tokens : sequence of int
             At positions ``start`` and on; with them the chunk does not pass the next multiple of ``chunk_tokens``.
         pages : sequence of int
-            Physical pages of the sequence from its beginning to the end of the chunk.
+            Physical pages of the sequence from its beginning, at least to the last of ``tokens``.
         """
         base = start // chunk_tokens * chunk_tokens  # rows keep their place in the chunk, cached tokens before or not
         first, count = start - base, len(tokens)
+        while self.fused and chunk_tokens // 2 >= first + count and not chunk_tokens % (2 * self.page_tokens):
+            chunk_tokens //= 2  # few shapes, and none that depends on where the cached tokens end
         page_count = -(-(base + chunk_tokens) // self.page_tokens)
         places = range(start, start + count)
         before, behind = [0] * first, [0] * (chunk_tokens - first - count)
         written = [pages[at // self.page_tokens] * self.page_tokens + at % self.page_tokens for at in places]
-        padding = [0] * (page_count - len(pages))
-        sent = self._staging.send([*before, *tokens, *behind, *before, *written, *behind, *pages, *padding])
-        rows, target, table = sent.split([chunk_tokens, chunk_tokens, page_count])  # type: ignore[no-untyped-call]
+        table = [*pages[:page_count], *[0] * (page_count - len(pages))]
+        sent = self._staging.send([*before, *tokens, *behind, *before, *written, *behind, *table])
+        rows, target, tables = sent.split([chunk_tokens, chunk_tokens, page_count])  # type: ignore[no-untyped-call]
         positions = torch.arange(base, base + chunk_tokens, device=self.device)
         keys = torch.arange(page_count * self.page_tokens, device=self.device)
         # Rows behind the end see what the last token sees: what lies there was not written by this sequence.
         mask = (keys[None, :] <= positions.clamp(max=start + count - 1)[:, None])[None]
         causal = self.fused and (base + chunk_tokens) % self.page_tokens == 0  # the last row sees the last key
-        hidden = self._layers(rows[None], positions[None], target[None], table[None], mask, layer_ready, causal=causal)
+        hidden = self._layers(rows[None], positions[None], target[None], tables[None], mask, layer_ready, causal=causal)
         return self._logits(hidden[0, first + count - 1])
 
     def likeliest(self, logits: Tensor) -> int:

@@ -48,3 +48,22 @@ def test_causal_prefill_gives_what_the_mask_gives(chunk_tokens: int, cut: int) -
     for one, other in zip(masked, fused, strict=True):
         assert not one.isnan().any()
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fused", "end", "rows"), [(True, 5, 8), (True, 8, 8), (True, 9, 16), (True, 3, 4), (False, 3, 16)]
+)
+@pytest.mark.parametrize("cut", [0, 2])
+def test_a_device_computes_no_more_rows_than_a_short_chunk_needs(
+    fused: bool, end: int, rows: int, cut: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools = [torch.zeros(SHAPE.layers, PAGES, PAGE, SHAPE.kv_heads, SHAPE.head_dim) for _ in range(2)]
+    model = PagedModel(random_weights(SHAPE, dtype=torch.float32, device="cpu", seed=3), *pools, max_tokens=64)
+    model.fused = fused
+    computed, layers = [], model._layers
+    monkeypatch.setattr(
+        model, "_layers", lambda tokens, *rest, **how: computed.append(tokens.shape) or layers(tokens, *rest, **how)
+    )
+    at = 16 + cut  # the second chunk, of which some tokens may be cached
+    model.chunk([5] * (16 + end - at), at, range(1, 9), chunk_tokens=16, layer_ready=lambda _layer: None)
+    assert computed == [(1, rows)]  # whatever was cached
