@@ -16,10 +16,11 @@ from typing import TypeVar
 from devipc.errors import CompletionTimeout, ResourceExhausted
 from devipc.undoing import undo as undo_for_a_cause
 
-__all__ = ["bounded", "call_with_deadline", "deadline_after", "made_in", "no_thread", "remaining"]
+__all__ = ["bounded", "call_with_deadline", "deadline_after", "made_in", "no_thread", "pause_after", "remaining"]
 
 T = TypeVar("T")
 _LONGEST_S = 86400.0 * 365
+_LEAST_PAUSE_S, _LATE = 20e-6, 1 / 16
 _around: ContextVar[Callable[[], AbstractContextManager[object]]] = ContextVar("around", default=nullcontext)
 
 
@@ -36,6 +37,14 @@ def remaining(deadline: float) -> float:
 def bounded(timeout_s: float) -> float:
     """Return ``timeout_s`` as a wait can take it: infinity is a very long time, and no number is none."""
     return min(max(0.0, timeout_s), _LONGEST_S)
+
+
+def pause_after(waited_s: float, most_s: float) -> float:
+    """Return for how many seconds to sleep before looking again for what wakes nobody, having waited for ``waited_s``.
+
+    A sixteenth of that, so that what took long is noticed relatively as soon as what did not; at most ``most_s``.
+    """
+    return min(max(_LATE * waited_s, _LEAST_PAUSE_S), most_s)
 
 
 def no_thread(what: str, error: RuntimeError) -> ResourceExhausted:

@@ -13,7 +13,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from devipc.deadline import bounded, deadline_after, remaining
+from devipc.deadline import bounded, deadline_after, pause_after, remaining
 from devipc.errors import CompletionTimeout, FencePoisoned, UsageError
 from devipc.hicache.arena import HostArena
 from devipc.hicache.engine import Engine, EngineConfig
@@ -103,15 +103,14 @@ class LocalFence:
 
     def synchronize(self, n: int, timeout_s: float) -> None:
         """See :class:`~devipc.hicache.ticket.WaitFence`."""
-        deadline = deadline_after(timeout_s)
-        pause = 50e-6
+        began, deadline = time.monotonic(), deadline_after(timeout_s)
         while not self.query(n):
             if not remaining(deadline):
                 raise CompletionTimeout(
                     f"the copies are not done after {timeout_s:g} s", remedy="wait again, or cancel the operation"
                 )
+            pause = pause_after(time.monotonic() - began, _LONGEST_PAUSE_S)
             time.sleep(min(pause, remaining(deadline)))
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def wait(self, stream: Stream, n: int, *, timeout_s: float = 0.0) -> None:
         """See :class:`~devipc.hicache.ticket.WaitFence`."""

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from devipc.completion import Fence
-from devipc.deadline import deadline_after, remaining
+from devipc.deadline import deadline_after, pause_after, remaining
 from devipc.errors import CompletionTimeout, FencePoisoned, ResourceExhausted
 from devipc.hicache.operations import Kind
 from devipc.hicache.slots import Slots
@@ -21,7 +21,7 @@ from devipc.types import PoisonReason
 
 __all__ = ["SlotFence", "SlotTable", "SlotWord"]
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 1e-3
+_LONGEST_PAUSE_S = 1e-3
 
 
 class SlotWord:
@@ -125,20 +125,18 @@ class SlotFence:
 
     def synchronize(self, n: int, timeout_s: float) -> None:
         """See :class:`~devipc.hicache.ticket.WaitFence`."""
-        deadline = deadline_after(timeout_s)
-        pause = _FIRST_PAUSE_S
+        began, deadline = time.monotonic(), deadline_after(timeout_s)
         while not self.query(n):
             if not remaining(deadline):
                 raise CompletionTimeout(
                     f"the copies are not done after {timeout_s:g} s", remedy="wait again, or cancel the operation"
                 )
+            pause = pause_after(time.monotonic() - began, _LONGEST_PAUSE_S)
             time.sleep(min(pause, remaining(deadline)))
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def wait(self, stream: Stream, n: int, *, timeout_s: float = 0.0) -> None:
         """See :class:`~devipc.hicache.ticket.WaitFence`."""
-        deadline = deadline_after(timeout_s)
-        pause = _FIRST_PAUSE_S
+        began, deadline = time.monotonic(), deadline_after(timeout_s)
         while not self.query(n):
             try:
                 base, timeline = self._base(), self._timeline
@@ -154,8 +152,8 @@ class SlotFence:
                     f"the copies were not submitted within {timeout_s:g} s",
                     remedy="the operation still waits for its ready point, for room, or for those before it",
                 )
+            pause = pause_after(time.monotonic() - began, _LONGEST_PAUSE_S)
             time.sleep(min(pause, remaining(deadline)))
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
 def _failed(reason: PoisonReason) -> FencePoisoned:

@@ -29,8 +29,9 @@ __all__ = ["JobLane"]
 
 _IDLE_S = 0.5
 _AHEAD_S = 0.15e-3
-_SPIN_S, _PAUSE_S = 2e-3, 0.2e-3
-"""How long to look without a pause at what was just begun: for 100 MB. Each pause would delay its end."""
+_SPIN_S, _AROUND_S, _PAUSE_S = 2e-3, 0.3e-3, 0.2e-3
+"""How long to look without a pause at what was just begun (for 100 MB), and before and after an end is expected: each
+pause would delay its end."""
 _OWED_PAUSE_S = 5e-3
 _log = logging.getLogger("devipc.hicache")
 
@@ -146,7 +147,8 @@ class JobLane:
         """How long to wait for an order: devices wake nobody, so what flies is looked at again and again."""
         if not self._flying:
             return _OWED_PAUSE_S if self._owed else 0.05 if self._stopping else _IDLE_S
-        if time.monotonic() - quiet_since < _SPIN_S:
+        now = time.monotonic()
+        if now - quiet_since < _SPIN_S or abs(now - self._flying[0].due) < _AROUND_S:
             select.select((), (), (), 0)  # lets threads of the backend's own run, and costs less than any sleep
         else:
             time.sleep(_PAUSE_S)  # a ring sleeps for whole milliseconds
