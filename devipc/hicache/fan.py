@@ -69,19 +69,21 @@ class Fan:
 
     def _spread(self, stream: Stream, copies: CopyList) -> None:
         self.counts["fanned"] += len(copies.nbytes)
-        while len(self._sides) < self._count:
+        needed = min(self._count, (len(copies.nbytes) - 1) // PIECES)  # one more costs three calls
+        while len(self._sides) < needed:
             self._sides.append(self._transfer.create_stream(priority=self._priority))
+        sides = self._sides[:needed]
         begun = self._markers.record(stream)
         try:
-            for side in self._sides:
+            for side in sides:
                 self._transfer.wait_marker(side, begun)
-            lanes = [stream, *self._sides]
+            lanes = [stream, *sides]
             for number, at in enumerate(range(0, len(copies.nbytes), PIECES)):
                 part, lane = slice(at, at + PIECES), lanes[number % len(lanes)]
                 self._transfer.copy_batch(lane, copies.dst[part], copies.src[part], copies.nbytes[part])
         finally:
             self._markers.give_back(begun)
-            for side in self._sides:
+            for side in sides:
                 self._join(side, stream)
 
     def _join(self, side: Stream, stream: Stream) -> None:

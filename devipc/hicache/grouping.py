@@ -40,7 +40,7 @@ class Load:
         rows = 0 if strided is None else int(strided.count.sum())
         nbytes = int((strips.table.width * strips.table.count).sum())
         submit_s = calls * cost.call_s + entries * min(cost.entry_s, cost.call_s + cost.row_s)
-        beside_s = rows * cost.row_s + (calls + entries) * cost.copy_s
+        beside_s = rows * cost.row_s + calls * cost.strided_s + entries * cost.copy_s
         return cls(submit_s * runs_a_page, nbytes * cost.byte_s + beside_s * runs_a_page)
 
 

@@ -41,8 +41,9 @@ class CostModel:
     """What copies cost, in seconds, beside their bytes; used to choose among forms and to estimate a plan.
 
     The defaults were read on one H200 over PCIe 5 x16 on 2026-11-29 (a driver call from Python about 4 us, a row 30 to
-    65 ns, an entry of a batch .5 to .9 us, of which the device's are .46 us, 55 GB/s). An engine takes those of the
-    device at hand, which it measures when it begins: :func:`~devipc.hicache.floor.measured_costs`.
+    65 ns, an entry of a batch .5 to .9 us, of which the device's are .46 us, 55 GB/s; what cutting them costs says that
+    a strided copy takes the device 3 us more, 2026-11-30). An engine takes those of the device at hand, which it
+    measures when it begins, for what the processor takes: :func:`~devipc.hicache.floor.measured_costs`.
 
     Parameters
     ----------
@@ -54,8 +55,8 @@ class CostModel:
         One entry of a batch; infinity where there is no batch call.
     byte_s : float
         One byte.
-    copy_s : float
-        One copy of any form, on the device: what small ones leave between them.
+    copy_s, strided_s : float
+        One plain and one strided copy, on the device: what it leaves before the next.
     """
 
     call_s: float = 4e-6
@@ -63,6 +64,7 @@ class CostModel:
     entry_s: float = 0.7e-6
     byte_s: float = 1 / 55e9
     copy_s: float = 0.5e-6
+    strided_s: float = 3e-6
 
 
 @dataclass(frozen=True, slots=True)

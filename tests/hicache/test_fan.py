@@ -100,3 +100,12 @@ def test_few_pieces_need_no_side_streams(rig: Rig) -> None:
     rig.copy(*(column[: 99 + 256] for column in rig.pieces()))
     rig.transfer.synchronize_stream(rig.stream)
     assert rig.fan._sides == []
+
+
+def test_no_side_stream_waits_that_gets_no_piece(rig: Rig) -> None:
+    rig.copy(*(column[: 99 + 2 * 256] for column in rig.pieces()))
+    assert len(rig.fan._sides) == 1
+    rig.copy(*rig.pieces())
+    assert len(rig.fan._sides) == 2
+    rig.transfer.synchronize_stream(rig.stream)
+    assert bytes(rig.target.view[:NBYTES]) == bytes(rig.source.view[:NBYTES])
