@@ -1,7 +1,7 @@
 #!/bin/bash
 # All figures of the cache on one device, from any folder; leaves one JSON file in $OUT (or build/h200-bench). Installs
-# nothing. Names limit it to some: h200.sh one classic. Each has a limit of its own, and all together 495 s, which is not
-# enough for all: what is left over is named as failed, to be run by its name.
+# nothing. Names limit it to some: h200.sh one classic. Each has a limit of its own, and all together $LIMIT_S (495 s), which
+# is not enough for all: what is left over is named as failed, to be run by its name.
 # Needs a GPU that nothing else uses, 24 GiB of host memory, and torch for the model beside the transfers.
 set -u
 . "$(dirname "${BASH_SOURCE[0]}")/../backends/cuda/tests/hardware/env.sh"
@@ -17,7 +17,7 @@ step() {
     name=$1 limit=$2
     shift 2
     case $wanted in *" $name "*) ;; *) return ;; esac
-    left=$((495 - SECONDS))
+    left=$((${LIMIT_S:-495} - SECONDS))
     [ $left -ge 10 ] || { failed="$failed $name"; echo "$name: no time is left"; return; }
     [ $limit -le $left ] || limit=$left
     began=$SECONDS
@@ -27,8 +27,8 @@ step() {
     [ $status = 0 ] || { failed="$failed $name"; tail -n 25 "$raw/$name.log"; }
 }
 # 65,600 tokens are what SGLang gives a pool of 64 Ki: rows that fill no whole blocks of 2 MiB.
-moved="--url daemon --rows 65600"
-step one 200 transfer $moved --tokens 4096 --page-tokens 64,16,1 --baselines 5 --in-flight 1,4
+moved="--url daemon --rows 65600 --repetitions 16"
+step one 200 transfer $moved --tokens 4096 --page-tokens 64,16,1 --baselines 3 --in-flight 1,4
 step layers 80 transfer $moved --tokens 4096 --page-tokens 64,16 --allocation layers --in-flight 1,4
 step classic 80 transfer $moved --tokens 4096 --page-tokens 64,16 --allocation classic --in-flight 1,4
 step classic_1 40 transfer $moved --tokens 4096 --page-tokens 1 --allocation classic --repetitions 8
