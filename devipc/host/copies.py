@@ -11,20 +11,23 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from devipc.host.maps import move, view_at
-from devipc.host.ranges import loaded_numpy
+from devipc.host.ranges import Range, loaded_numpy
+from devipc.host.rows import move_rows
 from devipc.spi import UsageError
 
-__all__ = ["Rect", "columns_of", "run_batch", "run_rects", "spans_of"]
+__all__ = ["Rect", "column_of", "rects_of", "run_batch", "run_rects", "run_table", "spans_of", "table_of", "words_of"]
 
 Rect = tuple[int, int, int, int, int, int]
 """dst, src, dst_pitch, src_pitch, width, height."""
 
+_FEW = 64
+"""So many copies are over sooner as plain lists."""
 _LARGEST = 2**47
 """No address range of a process is longer, and products of two checked values stay far below 2**64."""
 
 
-def columns_of(array: object, *, name: str, width: int | None = None) -> Any:
-    """Snapshot a C-contiguous buffer of uint64: a list of ints, or of tuples of ``width`` ints.
+def words_of(array: object, *, name: str, width: int | None = None) -> memoryview:
+    """Return a view of a C-contiguous buffer of uint64 of shape ``(n,)``, or ``(n, width)``.
 
     Raises
     ------
@@ -45,8 +48,40 @@ def columns_of(array: object, *, name: str, width: int | None = None) -> Any:
         )
     if not view.c_contiguous:
         raise UsageError(f"{name} is not C-contiguous", remedy="pass numpy.ascontiguousarray(...)")
-    rows: Any = view.tolist()
-    return rows if width is None else [tuple(row) for row in rows]
+    return view
+
+
+def column_of(array: object, *, name: str) -> list[int]:
+    """Snapshot ``n`` numbers as a list; errors as :func:`words_of`."""
+    numbers: list[int] = words_of(array, name=name).tolist()
+    return numbers
+
+
+def rects_of(words: memoryview) -> list[Rect]:
+    """Snapshot copies, ``(n, 6)``, as a list."""
+    rows: Any = words.tolist()
+    return [tuple(row) for row in rows]
+
+
+def table_of(words: memoryview) -> tuple[Any, Any, Any] | None:
+    """Snapshot many copies as an array, beside how many bytes each reaches over at its destination and at its source.
+
+    None when they are few, there is no numpy, or one is empty or wrong: :func:`rects_of` and :func:`spans_of` then.
+    """
+    np = loaded_numpy()
+    if np is None or len(words) <= _FEW:
+        return None
+    table = np.array(words, np.uint64)
+    width, height = table[:, 4:5], table[:, 5:]
+    if not (width.all() and height.all()):
+        return None
+    more = height - np.uint64(1)
+    pitches = np.where(more, table[:, 2:4], width)  # that of a single row means nothing
+    # In floats, which do not wrap around, and are exact as far as the limit.
+    if (width > pitches).any() or (pitches * more.astype(float) + width).max() > _LARGEST:
+        return None
+    spans = pitches * more + width
+    return table, spans[:, 0], spans[:, 1]
 
 
 def spans_of(copies: Sequence[Rect]) -> tuple[list[int], list[int]]:
@@ -82,6 +117,12 @@ def run_batch(copies: Iterable[tuple[int, int, int]]) -> None:
     """Move ``(dst, src, nbytes)`` one after the other."""
     for dst, src, nbytes in copies:
         move(dst, src, nbytes)
+
+
+def run_table(table: Any, held: Sequence[Range]) -> None:
+    """Run copies of :func:`table_of`, all together where that can be; ``held`` are the ranges that they lie in."""
+    if not move_rows(loaded_numpy(), table, held):
+        run_rects(table.tolist())
 
 
 def run_rects(copies: Sequence[Rect]) -> None:

@@ -139,11 +139,11 @@ class Ranges:
             return found
 
     def hold_many(
-        self, addresses: Sequence[int], nbytes: Sequence[int], *, what: str, rows: Sequence[Rows] | None = None
+        self, addresses: Sequence[int], nbytes: Sequence[int], *, what: str, rows: Callable[[int], Rows] | None = None
     ) -> list[Range]:
         """Hold the range around each ``[addresses[i], addresses[i] + nbytes[i])`` of non-zero length, once per range.
 
-        Both are lists of int, or uint64 arrays of shape ``(n,)``. Where ``rows`` are given, ``rows[i]`` are what is
+        Both are lists of int, or uint64 arrays of shape ``(n,)``. Where ``rows`` is given, ``rows(i)`` are what is
         touched of it, and they may lie in several ranges of one region, each row inside of one.
 
         Raises
@@ -158,7 +158,7 @@ class Ranges:
             else:
                 held = self._find_each(addresses, nbytes, wrong)
             for index in wrong:
-                if rows is None or not self._find_rows(int(addresses[index]), rows[index], held):
+                if rows is None or not self._find_rows(int(addresses[index]), rows(index), held):
                     raise _outside(f"{what}[{index}]", int(addresses[index]), int(nbytes[index]))
             for found in held.values():
                 found.pending += 1

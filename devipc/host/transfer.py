@@ -10,11 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from devipc.host.copies import Rect, columns_of, run_batch, run_rects, spans_of
+from devipc.host.copies import (
+    Rect,
+    column_of,
+    rects_of,
+    run_batch,
+    run_rects,
+    run_table,
+    spans_of,
+    table_of,
+    words_of,
+)
 from devipc.host.driver import HostDriver, Queue, whole
 from devipc.host.maps import map_now, move, view_at, writable_until
 from devipc.host.meminfo import memory_info
-from devipc.host.ranges import Range, next_identity
+from devipc.host.ranges import Range, Rows, next_identity
 from devipc.spi import (
     PAGE_NBYTES,
     ClosedError,
@@ -113,6 +123,13 @@ def queue_of(driver: HostDriver, stream: object) -> Queue:
     return stream._queue
 
 
+def _rows(rects: Sequence[Rect] | None, pitch: int) -> Callable[[int], Rows] | None:
+    """Return what tells the rows of a copy, whose pitch is in the column ``pitch``."""
+    if rects is None:
+        return None
+    return lambda index: (int(rects[index][pitch]), int(rects[index][4]), int(rects[index][5]))
+
+
 class HostTransfer:
     """Streams and copies of the host device. Fulfils :class:`devipc.spi.DeviceTransfer`."""
 
@@ -171,7 +188,7 @@ class HostTransfer:
     def copy_batch(self, stream: Stream, dst: U64Array, src: U64Array, nbytes: U64Array) -> None:
         """Copy ``n`` ranges, checked before the first is enqueued."""
         queue = queue_of(self._driver, stream)
-        dsts, srcs, sizes = columns_of(dst, name="dst"), columns_of(src, name="src"), columns_of(nbytes, name="nbytes")
+        dsts, srcs, sizes = column_of(dst, name="dst"), column_of(src, name="src"), column_of(nbytes, name="nbytes")
         if not len(dsts) == len(srcs) == len(sizes):
             raise UsageError(f"{len(dsts)} dst, {len(srcs)} src, {len(sizes)} nbytes", remedy="pass equal lengths")
         self._driver.enter("host_copy_batch")
@@ -183,7 +200,14 @@ class HostTransfer:
     def copy_strided(self, stream: Stream, copies: U64Array) -> None:
         """Do ``n`` two-dimensional copies, checked before the first is enqueued."""
         queue = queue_of(self._driver, stream)
-        rects = columns_of(copies, name="copies", width=6)
+        words = words_of(copies, name="copies", width=6)
+        if (many := table_of(words)) is not None:
+            table, dst_reach, src_reach = many
+            self._driver.enter("host_copy_strided")
+            together = self._hold(table[:, 0], table[:, 1], dst_reach, src_reach, table)
+            queue.submit(lambda: run_table(table, together), together)
+            return
+        rects = rects_of(words)
         dst_spans, src_spans = spans_of(rects)
         self._driver.enter("host_copy_strided")
         held = self._hold([rect[0] for rect in rects], [rect[1] for rect in rects], dst_spans, src_spans, rects)
@@ -193,18 +217,16 @@ class HostTransfer:
 
     def _hold(
         self,
-        dst: list[int],
-        src: list[int],
-        dst_nbytes: list[int],
-        src_nbytes: list[int],
+        dst: Sequence[int],
+        src: Sequence[int],
+        dst_nbytes: Sequence[int],
+        src_nbytes: Sequence[int],
         rects: Sequence[Rect] | None = None,
     ) -> tuple[Range, ...]:
         ranges = self._driver.ranges
-        dst_rows = None if rects is None else [(rect[2], rect[4], rect[5]) for rect in rects]
-        src_rows = None if rects is None else [(rect[3], rect[4], rect[5]) for rect in rects]
-        held = ranges.hold_many(dst, dst_nbytes, what="dst", rows=dst_rows)
+        held = ranges.hold_many(dst, dst_nbytes, what="dst", rows=_rows(rects, 2))
         try:
-            held += ranges.hold_many(src, src_nbytes, what="src", rows=src_rows)
+            held += ranges.hold_many(src, src_nbytes, what="src", rows=_rows(rects, 3))
         except BaseException:
             undo(ranges.drop, held)
             raise

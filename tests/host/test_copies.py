@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devipc.host import copies, ranges
+from devipc.host import copies, ranges, rows
 from devipc.host.backend import HostBackend, HostDevice
 from devipc.host.copies import Rect
 from devipc.spi import PAGE_NBYTES, UsageError
@@ -26,13 +26,17 @@ PATTERN = bytes((i * 31 + i // 256) % 251 for i in range(SIZE))
 BLANK = b"\xee" * SIZE
 
 
-@pytest.fixture(params=[True, False], ids=["numpy", "plain"])
+@pytest.fixture(params=["numpy", "tables", "plain"])
 def vectors(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """Copies one by one, all together where they can be, however few and narrow, and without numpy."""
     with pytest.MonkeyPatch.context() as patch:
-        if not request.param:
+        if request.param == "tables":
+            patch.setattr(copies, "_FEW", 0)
+            patch.setattr(rows, "_NARROWEST", 1)
+        if request.param == "plain":
             patch.setattr(ranges, "loaded_numpy", lambda: None)
             patch.setattr(copies, "loaded_numpy", lambda: None)
-        yield request.param
+        yield request.param != "plain"
 
 
 class Pair:
