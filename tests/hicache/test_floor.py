@@ -81,6 +81,27 @@ def test_copies_that_fail_leave_it_open(device: Device, arena: HostArena) -> Non
     faulty.transfer.destroy_stream(stream)
 
 
+def test_memory_that_is_touched_for_the_first_time_is_not_measured(device: Device, arena: HostArena) -> None:
+    class Cold:
+        def __init__(self) -> None:
+            self.transfer, self.memory, self.copies = self, device.memory, 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(device.transfer, name)
+
+        def copy(self, *arguments: Any) -> None:
+            self.copies += 1
+            if self.copies <= 2:  # more than all of it may take
+                time.sleep(0.05)
+            device.transfer.copy(*arguments)  # type: ignore[union-attr]
+
+    cold: Any = Cold()
+    stream = cold.create_stream()
+    found = contiguous_nbytes_per_s(cold, stream, arena.address, arena.nbytes)
+    assert found > 1e9  # 3/4 MiB in 50 ms would be .016e9
+    cold.destroy_stream(stream)
+
+
 class Slow:
     """Passes everything on; strided copies and batches take a while more for each copy, row and entry."""
 
