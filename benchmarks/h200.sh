@@ -27,8 +27,8 @@ step() {
     [ $status = 0 ] || { failed="$failed $name"; tail -n 25 "$raw/$name.log"; }
 }
 # 65,600 tokens are what SGLang gives a pool of 64 Ki: rows that fill no whole blocks of 2 MiB.
-moved="--url daemon --rows 65600 --repetitions 16"
-step one 200 transfer $moved --tokens 4096 --page-tokens 64,16,1 --baselines 3 --in-flight 1,4
+moved="--url daemon --rows 65600"
+step one 200 transfer $moved --tokens 4096 --page-tokens 64,16,1 --baselines 5 --in-flight 1,4
 step layers 80 transfer $moved --tokens 4096 --page-tokens 64,16 --allocation layers --in-flight 1,4
 step classic 80 transfer $moved --tokens 4096 --page-tokens 64,16 --allocation classic --in-flight 1,4
 step classic_1 40 transfer $moved --tokens 4096 --page-tokens 1 --allocation classic --repetitions 8

@@ -22,6 +22,8 @@ from devipc.bench.service import client_of
 from devipc.errors import DevIPCError
 from devipc.hicache.api import UNFENCED, HiCacheClient, PoolHandle
 from devipc.hicache.keys import KEY_NBYTES, Keys, Namespace
+from devipc.hicache.operations import Kind
+from devipc.hicache.results import PageResult
 from devipc.hicache.ticket import Ticket
 from devipc.interfaces.backend import Backend, Device
 
@@ -106,7 +108,9 @@ def measure_cases(
     largest = max(case.window_nbytes for case in cases)
     pinned = Pinned(device, max(*(case.window_nbytes // case.in_flight for case in cases), 64 * 2**20))
     try:
-        with client_of(url, backend, device, tier_nbytes=4 * largest + 2**28, extent_pages=extent_pages) as client:
+        with client_of(
+            url, backend, device, tier_nbytes=(2 + _ROUNDS) * largest + 2**28, extent_pages=extent_pages
+        ) as client:
             for case in cases:
                 bench = _Bench(device, client, case, pinned, rows=rows)
                 try:
@@ -202,7 +206,9 @@ class _Bench:
 
     def _await(self, tickets: Sequence[Ticket]) -> None:
         for ticket in tickets:
-            ticket.result(TIMEOUT_S)
+            moved = PageResult.STORED if ticket.kind is Kind.BACKUP else PageResult.RESTORED
+            if (ticket.result(TIMEOUT_S) != moved).any():
+                raise DevIPCError(f"{ticket.kind.value}: not all pages were moved", code="not_moved")
 
     def _time_first(self, first: Ticket, start: float) -> None:
         """Note when the first layer of the first restore could be used, as a share of its time."""

@@ -12,11 +12,10 @@ from collections.abc import Callable
 from functools import partial
 
 from devipc.completion.ticker import Ticker
-from devipc.deadline import pause_after
 
 __all__ = ["until"]
 
-_LONGEST_PAUSE_S = 1e-3
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 50e-6, 1e-3
 
 
 async def until(condition: Callable[[], bool], ticker: Ticker, *, timeout_s: float) -> bool:
@@ -27,7 +26,8 @@ async def until(condition: Callable[[], bool], ticker: Ticker, *, timeout_s: flo
     """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[bool] = loop.create_future()
-    began = time.monotonic()
+    deadline = time.monotonic() + timeout_s
+    pause_s = _FIRST_PAUSE_S
 
     def settle(failure: Exception | None, *, result: bool) -> None:
         if answer.done():
@@ -38,13 +38,15 @@ async def until(condition: Callable[[], bool], ticker: Ticker, *, timeout_s: flo
             answer.set_exception(failure)
 
     def ask() -> float | None:
-        result, failure, waited_s = False, None, time.monotonic() - began
+        nonlocal pause_s
+        result, failure = False, None
         try:
             result = condition()
         except Exception as error:
             failure = error
-        if not result and failure is None and waited_s < timeout_s:
-            return pause_after(waited_s, _LONGEST_PAUSE_S)
+        if not result and failure is None and time.monotonic() < deadline:
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            return pause_s
         with contextlib.suppress(RuntimeError):  # the loop was closed, and nobody waits any more
             loop.call_soon_threadsafe(partial(settle, failure, result=result))
         return None

@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable
 from enum import IntEnum
 
-from devipc.deadline import pause_after
 from devipc.errors import ClosedError, HandleError, StaleError, UsageError
 from devipc.futex import futex_wait, futex_wake
 from devipc.memfd import SharedMap, create_memfd, validate_memfd
@@ -46,6 +45,7 @@ _RING = RING_OFFSET // 8
 _MAGIC = 0x43464564
 _VERSION = 1
 _SPINS = 20
+_FIRST_PAUSE_S = 20e-6
 _REPEAT_S = 1e-3
 
 
@@ -256,23 +256,24 @@ class FencePage:
         It is asked again after every kick, and at growing intervals up to ``pause_s`` because devices do not kick.
         What it raises reaches the caller. The GIL is free while this sleeps.
         """
-        began, spins = time.monotonic(), 0
+        deadline = time.monotonic() + timeout_s
+        pause, spins = _FIRST_PAUSE_S, 0
         while True:
             kick = self._kick_word()
             if condition():
                 return True
-            waited = time.monotonic() - began
-            if waited >= timeout_s:
+            left = deadline - time.monotonic()
+            if left <= 0:
                 return False
             if spins < _SPINS:
                 spins += 1
                 time.sleep(0)
                 continue
             try:
-                pause = min(pause_after(waited, pause_s), timeout_s - waited)
-                futex_wait(self._map.address + 4 * _KICK_32, kick, timeout_s=pause)
+                futex_wait(self._map.address + 4 * _KICK_32, kick, timeout_s=min(pause, left))
             except UsageError:  # unmapped by another thread since the word was read
                 raise _closed() from None
+            pause = min(2 * pause, pause_s)
 
     @property
     def closed(self) -> bool:

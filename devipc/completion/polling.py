@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections import deque
 
 from devipc.absence import need_transfer
 from devipc.completion.half import WordProducer, give_back
 from devipc.completion.page import FencePage
 from devipc.completion.ticker import IDLE, ticker
-from devipc.deadline import pause_after
 from devipc.errors import ClosedError, DevIPCError
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import Marker, Stream
@@ -25,7 +23,7 @@ __all__ = ["KICKED_PAUSE_S", "PollingProducer"]
 
 KICKED_PAUSE_S = 5e-3
 """Longest sleep of a waiter that is kicked when something happens, and only looks again for safety."""
-_LONGEST_PAUSE_S = 0.5e-3
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 50e-6, 0.5e-3
 _MAX_PENDING = 256
 
 
@@ -42,7 +40,7 @@ class PollingProducer(WordProducer):
         self._lock = threading.Lock()
         self._pending: deque[tuple[int, Marker]] = deque()
         self._unused: list[Marker] = []
-        self._since = 0.0  # when the last signal came
+        self._pause_s = _FIRST_PAUSE_S
         self._closed = False
 
     def room(self) -> bool:
@@ -59,7 +57,7 @@ class PollingProducer(WordProducer):
                 self._unused.append(marker)
                 raise
             self._pending.append((n, marker))
-            self._since = time.monotonic()
+            self._pause_s = _FIRST_PAUSE_S
         self._ticker.wake(self._tick)
 
     def look(self) -> int:
@@ -108,4 +106,5 @@ class PollingProducer(WordProducer):
             return None
         if not self._pending:
             return IDLE
-        return pause_after(time.monotonic() - self._since, _LONGEST_PAUSE_S)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        return self._pause_s

@@ -54,8 +54,9 @@ class CopyList:
 
     def overhead_s(self, cost: CostModel) -> float:
         """Return what the copies cost beside their bytes."""
-        entries = len(self.nbytes) * cost.entry_s if len(self.nbytes) else 0.0
-        return len(self.strided) * cost.call_s + int(self.strided[:, 5].sum()) * cost.row_s + entries
+        entries = len(self.nbytes) * (cost.entry_s + cost.copy_s) if len(self.nbytes) else 0.0
+        calls = len(self.strided) * (cost.call_s + cost.strided_s)
+        return calls + int(self.strided[:, 5].sum()) * cost.row_s + entries
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,9 @@ __all__ = ["BouncedMover", "MarkerPool", "Mover", "PinnedMover"]
 
 _PAUSE_S = 50e-6
 _FIRST_RUNS, _PART_RUNS = 16, 512
-"""How many runs of pages are planned before anything is submitted, and behind that at a time."""
+"""How many runs of pages are planned before anything is submitted, at most, and behind that at a time."""
 _APART_NBYTES = 16 * 2**20
-"""What takes a bus so long that a quarter of it is worth a call of its own: the rest is submitted while that moves."""
+"""What takes a bus so long that a quarter of few runs is worth a call of its own: the rest is submitted meanwhile."""
 _log = logging.getLogger("devipc.hicache")
 
 
@@ -197,9 +197,14 @@ class PinnedMover:
             host = HostPages.extents(base, places.span, places.index)
         by_layer_group = direction is Direction.RESTORE
         # Each list is made while the copies of those before it run.
-        first = min(_FIRST_RUNS, len(pages) // 4) if len(pages) * planner.page_nbytes >= _APART_NBYTES else 0
         parts = planner.copies(
-            direction, pages, host, by_layer_group=by_layer_group, first_runs=first, part_runs=_PART_RUNS
+            direction,
+            pages,
+            host,
+            by_layer_group=by_layer_group,
+            first_runs=_FIRST_RUNS,
+            part_runs=_PART_RUNS,
+            apart_nbytes=_APART_NBYTES,
         )
         for copies, end in parts:
             self._fan.put(stream, copies)

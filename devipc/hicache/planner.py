@@ -168,9 +168,14 @@ def _parts(classes: Sequence[PageRuns], most: int) -> list[list[PageRuns]]:
 
 def _first(parts: list[list[PageRuns]], most: int) -> list[list[PageRuns]]:
     """Return the same parts, but for a first one of at most ``most`` runs: what it takes is submitted sooner."""
-    (first, *others), *more = parts
-    rest = [first.part(most, len(first.page))] if len(first.page) > most else []
-    return [[first.part(0, most)], *([[*rest, *others]] if rest or others else []), *more]
+    begin, *more = parts
+    taken, rest = list[PageRuns](), list[PageRuns]()
+    for runs in begin:
+        count = min(most, len(runs.page))
+        most -= count
+        taken += [runs.part(0, count)] if count else []
+        rest += [runs.part(count, len(runs.page))] if count < len(runs.page) else []
+    return [taken, *([rest] if rest else []), *more]
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +315,7 @@ class Planner:
         by_layer_group: bool = False,
         first_runs: int = 0,
         part_runs: int = 0,
+        apart_nbytes: int = 0,
     ) -> Iterator[tuple[CopyList, int]]:
         """Yield the lists of :meth:`plan` one by one, so that each can be submitted before the next is made.
 
@@ -319,6 +325,8 @@ class Planner:
         ----------
         first_runs, part_runs : int
             Most runs of pages in the very first list of many, and in any; 0: no limit.
+        apart_nbytes : int
+            From how many bytes on a quarter of few runs is a first list, too; 0: never.
 
         Yields
         ------
@@ -340,7 +348,9 @@ class Planner:
         classes = PageRuns.classify(ids, host.base, host.span, host.index, self.block_nbytes)
         run_count = sum(len(runs.page) for runs in classes)
         parts = _parts(classes, part_runs) if 0 < part_runs < run_count else [classes]
-        first = _first(parts, first_runs) if 0 < 2 * first_runs <= run_count else parts
+        if run_count < 2 * first_runs:  # few, which may be large
+            first_runs = run_count // 4 if 0 < apart_nbytes <= len(ids) * self.page_nbytes else 0
+        first = _first(parts, first_runs) if first_runs else parts
         for begin, end in self._cut(len(ids), run_count) if by_layer_group else ((0, count),):
             tables = self._tables(begin, end)
             for number, part in enumerate(first, 1):

@@ -41,9 +41,9 @@ class CostModel:
     """What copies cost, in seconds, beside their bytes; used to choose among forms and to estimate a plan.
 
     The defaults were read on one H200 over PCIe 5 x16 on 2026-11-29 (a driver call from Python about 4 us, a row 30 to
-    65 ns, an entry of a batch .5 to .9 us, of which the device's are .46 us, 55 GB/s; what cutting them costs says that
-    a strided copy takes the device 3 us more, 2026-11-30). An engine takes those of the device at hand, which it
-    measures when it begins, for what the processor takes: :func:`~devipc.hicache.floor.measured_costs`.
+    65 ns, an entry of a batch .5 to .9 us, of which the device's are .46 us, 55 GB/s; on 2026-11-30 restores that were
+    cut into more lists took about 3 us longer for each strided copy more). An engine measures the calls, rows, entries
+    and bytes of its own device when it begins: :func:`~devipc.hicache.floor.measured_costs`.
 
     Parameters
     ----------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -9,6 +11,7 @@ import pytest
 
 bars = pytest.importorskip("benchmarks.bars").bars
 draw = pytest.importorskip("benchmarks.plot").draw
+ROOT = Path(__file__).parents[2]
 
 
 def row(page_tokens: int, direction: str, share: float, **more: Any) -> dict[str, Any]:
@@ -65,3 +68,9 @@ def test_an_engines_figures_are_judged() -> None:
         "engine, daemon: write-back halved after ms": False,
         "engine: first token by daemon over in process": True,
     }
+
+
+def test_the_picture_is_drawn_from_the_results() -> None:
+    steps = json.loads((ROOT / "benchmarks/results/h200.json").read_text())["steps"]
+    drawn = (ROOT / "docs/h200.svg").read_text()
+    assert drawn == draw(steps), "python -m benchmarks.plot benchmarks/results/h200.json --out docs/h200.svg"

@@ -102,10 +102,19 @@ def test_few_pieces_need_no_side_streams(rig: Rig) -> None:
     assert rig.fan._sides == []
 
 
-def test_no_side_stream_waits_that_gets_no_piece(rig: Rig) -> None:
-    rig.copy(*(column[: 99 + 2 * 256] for column in rig.pieces()))
-    assert len(rig.fan._sides) == 1
-    rig.copy(*rig.pieces())
-    assert len(rig.fan._sides) == 2
+def test_no_side_stream_waits_that_gets_no_piece(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[Any] = []
+    wait = rig.transfer.wait_marker
+
+    def counted(stream: Any, marker: Any) -> None:
+        waits.append(stream)
+        wait(stream, marker)
+
+    monkeypatch.setattr(rig.transfer, "wait_marker", counted)
+    for pieces, sides in ((2 * 256, 1), (1500 - 99, 2), (2 * 256, 1)):
+        waits.clear()
+        rig.copy(*(column[: 99 + pieces] for column in rig.pieces()))
+        # Each side waits for the stream, and the stream for each.
+        assert [stream is rig.stream for stream in waits].count(True) == sides == len(waits) // 2
     rig.transfer.synchronize_stream(rig.stream)
     assert bytes(rig.target.view[:NBYTES]) == bytes(rig.source.view[:NBYTES])

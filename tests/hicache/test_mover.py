@@ -16,7 +16,7 @@ from devipc.hicache.records import Places
 from devipc.host.backend import HostBackend
 from devipc.types import HandleKind
 
-PLANES, PAGES, ROW = 4, 9, 2**20
+PLANES, PAGES, ROW = 4, 151, 2**16
 LAYOUT = PoolLayout(
     PAGES,
     (PoolChunk(PLANES * PAGES * ROW, HandleKind.MEMFD),),
@@ -37,15 +37,18 @@ def device() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(
-    ("page_count", "parts"),
+    ("lengths", "parts"),
     [
-        (3, [3]),  # 12 MiB: moved sooner than a second call returns
-        (4, [1, 3]),
-        (8, [2, 6]),
+        ([1] * 31, [31]),  # 8 MiB: moved sooner than a second call returns
+        ([1] * 32, [16, 16]),  # but of many runs the first are submitted while the others are planned
+        ([1] * 75, [16, 59]),
+        ([10] * 7, [10, 60]),  # 17 MiB in few runs
+        ([5] * 14, [15, 55]),
+        ([1, *[2] * 37], [31, 44]),  # 16 runs, of two classes
     ],
 )
-def test_a_quarter_of_what_takes_long_goes_first(
-    device: Any, page_count: int, parts: list[int], monkeypatch: pytest.MonkeyPatch
+def test_a_part_of_what_takes_long_goes_first(
+    device: Any, lengths: list[int], parts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transfer, arena = device.transfer, HostArena(PLANES * PAGES * ROW)
     block = device.memory.allocate(PLANES * PAGES * ROW)
@@ -63,14 +66,21 @@ def test_a_quarter_of_what_takes_long_goes_first(
         whole(stream, copies)
 
     monkeypatch.setattr(mover._fan, "put", counted)
-    pages = np.array([7, 3, 5, 1, 8, 2, 6, 4])[:page_count]  # none beside the one before it
-    places = Places(PLANES * ROW * np.arange(page_count), None, None)
+    ends = np.cumsum(np.array(lengths) + 1)  # a page is left out between two runs
+    pages = np.concatenate([np.arange(end - length, end) for length, end in zip(lengths, ends, strict=True)])
+    page_count = len(pages)
+    span = np.repeat(lengths, lengths)
+    index = np.concatenate([np.arange(length) for length in lengths])
+    places = Places(PLANES * ROW * (np.arange(page_count) - index), span, index)
     mover.move(mover.planner(LAYOUT, [block.ptr]), Direction.BACKUP, pages, places, stream, lambda _group: None)
     transfer.synchronize_stream(stream)
     assert put == parts
-    found = np.frombuffer(arena.view[: page_count * PLANES * ROW], np.uint8)
-    expected = content.reshape(PLANES, PAGES, ROW)[:, pages].swapaxes(0, 1)
-    assert np.array_equal(found.reshape(page_count, PLANES, ROW), expected)
+    first = 0
+    for length, end in zip(lengths, ends, strict=True):  # an extent has its pages plane by plane
+        found = np.frombuffer(arena.view[first : first + length * PLANES * ROW], np.uint8)
+        expected = content.reshape(PLANES, PAGES, ROW)[:, end - length : end]
+        assert np.array_equal(found.reshape(PLANES, length, ROW), expected)
+        first += length * PLANES * ROW
     del found
     transfer.unregister_host(registration)
     transfer.destroy_stream(stream)

@@ -25,7 +25,7 @@ from devipc.hicache.pulse import Pulse
 from devipc.hicache.results import defect
 from devipc.hicache.ring import Consumer
 
-__all__ = ["JobLane"]
+__all__ = ["JobLane", "Rates"]
 
 _IDLE_S = 0.5
 _AHEAD_S = 0.15e-3
@@ -45,6 +45,23 @@ class _Flying:
     nbytes: int
     due: float
     announced: bool = False
+
+
+class Rates:
+    """How long jobs take, by what the last ones of about that size took: small ones take long for their bytes."""
+
+    def __init__(self) -> None:
+        self._byte_s: dict[int, float] = {}  # by the size's power of two
+
+    def expected_s(self, nbytes: int) -> float:
+        """Return how many seconds a job of so many bytes should take."""
+        return nbytes * self._byte_s.get(nbytes.bit_length(), 1 / 50e9)
+
+    def learn(self, nbytes: int, late_s: float) -> None:
+        """Take from a job that took so much longer than expected (less: negative) how long the next one will take."""
+        if nbytes:
+            took_s = self.expected_s(nbytes) + 0.25 * late_s
+            self._byte_s[nbytes.bit_length()] = max(took_s / nbytes, 1e-12)
 
 
 class JobLane:
@@ -87,7 +104,7 @@ class JobLane:
         self._report = report
         self._lose = lose
         self._announce = announce
-        self._byte_s = 1 / 50e9  # how long the last ones took
+        self._rates = Rates()
         self._flying: deque[_Flying] = deque()
         self._owed: set[Timeline] = set()
         self._stopping = False
@@ -171,7 +188,7 @@ class JobLane:
             self._report(j.Done(move.job, encode_error(unfenced)))
             return
         nbytes = len(pages) * pool.planner.page_nbytes
-        duration_s = nbytes * self._byte_s
+        duration_s = self._rates.expected_s(nbytes)
         soon = not self._flying and duration_s < _AHEAD_S
         if soon:
             self._announce()
@@ -193,7 +210,7 @@ class JobLane:
             self._announce()
         while self._flying and self._flying[0].job.poll():
             flying = self._flying.popleft()
-            self._learn(flying)
+            self._rates.learn(flying.nbytes, time.monotonic() - flying.due)
             flying.client.unuse(flying.pool)
             error = flying.job.error
             self._report(j.Done(flying.number, None if error is None else encode_error(error)))
@@ -202,8 +219,3 @@ class JobLane:
         if self._owed:
             self._owed = {timeline for timeline in self._owed if not timeline.catch_up(self._copies.stream)}
         return moved
-
-    def _learn(self, flying: _Flying) -> None:
-        """Take from a job's end how long the next one will take."""
-        late_s = time.monotonic() - flying.due
-        self._byte_s = max(self._byte_s + 0.25 * late_s / max(flying.nbytes, 1), 1e-12)

@@ -1,9 +1,9 @@
 """A Llama-shaped decoder over paged keys and values, in plain torch.
 
-Owns the arithmetic. Prefill is computed in chunks of one fixed shape at fixed positions, and decode with one fixed
-shape, so that a token's keys and values never depend on what else is in a batch, nor on what was cached: the same
-tokens give the same bits. On a device the last chunk of a prompt is no longer than it has to be, as in serving systems;
-its bits may depend on its length there. Pages are given by physical number; page 0 takes what padding writes.
+Owns the arithmetic. On the host prefill is computed in chunks of one fixed shape at fixed positions, and decode with
+one fixed shape, so that a token's keys and values never depend on what else is in a batch, nor on what was cached: the
+same tokens give the same bits. On a device the last chunk of a prompt is no longer than it has to be, and its bits may
+depend on its length. Pages are given by physical number; page 0 takes what padding writes.
 """
 
 from __future__ import annotations
