@@ -98,7 +98,7 @@ def measure_cases(
     cases : sequence of Case
         What is measured.
     rows : int
-        Tokens in each pool.
+        Tokens in each pool; when 0, room for all that is in flight and for one page more, as serving systems have it.
     repetitions, slow_repetitions, warm_up : int
         Of the cache and the floors (half of that with several operations in flight), of the baselines (0: none), and
         before anything counts.
@@ -106,13 +106,14 @@ def measure_cases(
         Pages in one extent of host memory.
     """
     largest = max(case.window_nbytes for case in cases)
+    room = max((2 * case.in_flight + 1) * case.tokens for case in cases)
     pinned = Pinned(device, max(*(case.window_nbytes // case.in_flight for case in cases), 64 * 2**20))
     try:
         with client_of(
             url, backend, device, tier_nbytes=(2 + _ROUNDS) * largest + 2**28, extent_pages=extent_pages
         ) as client:
             for case in cases:
-                bench = _Bench(device, client, case, pinned, rows=rows)
+                bench = _Bench(device, client, case, pinned, rows=rows or room + case.page_tokens)
                 try:
                     yield from bench.run(repetitions, warm_up, slow_repetitions)
                 finally:
@@ -127,6 +128,7 @@ class _Bench:
     def __init__(self, device: Device, client: HiCacheClient, case: Case, pinned: Pinned, *, rows: int) -> None:
         self._client = client
         self._case = case
+        self._rows = rows
         self._pinned = pinned
         self._rng = np.random.default_rng(case.tokens * 131 + case.page_tokens)
         self._count = case.tokens // case.page_tokens
@@ -154,7 +156,7 @@ class _Bench:
                     times.append(took_s)
         self._verify()
         common = {field: getattr(self._case, field) for field in Case.__slots__}
-        common |= {"nbytes": self._case.nbytes, "advice": [one.code for one in self._handle.advice]}
+        common |= {"rows": self._rows, "nbytes": self._case.nbytes, "advice": [one.code for one in self._handle.advice]}
         for direction, times in samples.items():
             row = {**common, "method": "cache", "direction": direction}
             row |= self._row(times, floors[direction], moved=2 if direction == BOTH else 1)

@@ -125,7 +125,7 @@ def _report(
 @_some("--shape", ("random", "runs"), "random", "Which pages, some of")
 @click.option("--tokens", default="2048", show_default=True, help="Tokens of one operation; several with commas.")
 @click.option("--in-flight", default="1", show_default=True, help="Operations at a time; several with commas.")
-@click.option("--rows", default=0, help="Tokens in the pool; room for all at a time when 0.")
+@click.option("--rows", default=0, help="Tokens in the pool; when 0, room for all at a time and a page.")
 @click.option("--baselines", default=0, show_default=True, help="Repetitions of a loop of copies and of one batch.")
 @click.option("--extent-pages", default=16, show_default=True, type=click.IntRange(1), help="Pages in a host extent.")
 def transfer(
@@ -154,20 +154,19 @@ def transfer(
         at_once = [int(count) for count in in_flight.split(",")]
         every = itertools.product(geometry, allocation, page_tokens, sizes, shape, at_once)
         cases = [Case(g, a, int(p), size, s, count) for g, a, p, size, s, count in every]
-        pool_rows = rows or (2 * max(at_once) + 1) * max(sizes) + int(max(page_tokens, key=int))
         results = list(
             measure_cases(
                 url,
                 found,
                 opened,
                 cases,
-                rows=pool_rows,
+                rows=rows,
                 repetitions=repetitions,
                 slow_repetitions=baselines,
                 extent_pages=extent_pages,
             )
         )
-        settings = {"url": url, "rows": pool_rows, "repetitions": repetitions, "extent_pages": extent_pages}
+        settings = {"url": url, "rows": rows, "repetitions": repetitions, "extent_pages": extent_pages}
         columns = ("geometry", "allocation", "shape", "page_tokens", "tokens", "in_flight", "method", "direction")
         figures = ("share_of_floor", "gb_per_s", "floor_gb_per_s", "median_ms", "p99_ms", "first_layer_share")
         _report("transfer", found, opened, settings, results, columns + figures, as_json=as_json, out=out)
