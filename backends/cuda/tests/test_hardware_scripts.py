@@ -57,6 +57,35 @@ def test_what_a_pending_wait_holds_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.simulator
+def test_forms_of_submission(tmp_path: Path) -> None:
+    out = tmp_path / "submission.json"
+    command = [
+        sys.executable,
+        "-m",
+        f"{PACKAGE}.hardware.submission",
+        "--out",
+        str(out),
+        "--tokens",
+        "64",
+        "--rows",
+        "200",
+    ]
+    done = subprocess.run(
+        [*command, "--only", "classic", "mla"],
+        cwd=ROOT,
+        env=environment({}),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(out.read_text())
+    measured = {name for name in report if name.endswith("tokens")}
+    assert measured == {"classic, 64 tokens", "classic, 16 tokens", *(f"mla, {n} tokens" for n in (64, 16, 1))}
+    assert all(report[name]["planned, in one batch call"]["d2h"]["share"] > 0 for name in measured)
+
+
+@pytest.mark.simulator
 def test_the_usual_namespaces(tmp_path: Path) -> None:
     assert run("namespaces", tmp_path / "namespaces.json")
 

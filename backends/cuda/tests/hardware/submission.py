@@ -1,8 +1,10 @@
 """What each way to hand many copies to the driver costs, beside one contiguous copy of the same bytes.
 
 Pages of 1, 16 and 64 tokens with 64 planes of 2,048-byte rows: as strided copies one call each or in one batch call, as
-plain copies in batches over one to four streams, over one allocation and over 64 that are mapped side by side.
-``python -m backends.cuda.tests.hardware.submission --out FILE``.
+plain copies in batches over one to four streams, over one allocation, over 64 that are mapped side by side, and over 64
+classic ones; and the rows of two other geometries, in one allocation.
+``python -m backends.cuda.tests.hardware.submission --out FILE``; ``--only`` takes some of :data:`CASES`, ``--rows``
+how long the pool is.
 """
 
 from __future__ import annotations
@@ -30,19 +32,37 @@ from . import evidence
 
 WAYS = ("d2h", "h2d", "both")
 REPETITIONS = 9
+CASES = {
+    "one": ("llama", "one"),
+    "layers": ("llama", "layers"),
+    "classic": ("llama", "classic"),
+    "tp4": ("tp4", "one"),
+    "mla": ("mla", "one"),
+}
+"""Geometry and allocation of the pool, by name."""
 
 
 class Rig:
     """A device, pinned memory for both ways, and a stream for each."""
 
-    def __init__(self, device: Any, tokens: int) -> None:
+    def __init__(self, device: Any, tokens: int, geometry: str) -> None:
         self.device = device
         self.tokens = tokens
-        self.nbytes = tokens * GEOMETRIES["llama"].token_nbytes
+        self.nbytes = tokens * GEOMETRIES[geometry].token_nbytes
         self.pinned = [Pinned(device, self.nbytes) for _ in range(2)]
         self.block = [device.memory.allocate(self.nbytes, kind=HandleKind.VMM_FD) for _ in range(2)]
         self.markers = MarkerPool(device.transfer)
         self.floor = {way: self.time(partial(self._contiguous, way))[1] for way in WAYS}
+
+    def gb_per_s(self) -> dict[str, float]:
+        """What contiguous copies reach."""
+        return {way: round(self.nbytes * (1 + (way == "both")) / s / 1e9, 2) for way, s in self.floor.items()}
+
+    def close(self) -> None:
+        self.markers.close()
+        for pinned, block in zip(self.pinned, self.block, strict=True):
+            pinned.close()
+            self.device.memory.free(block)
 
     def _contiguous(self, way: str) -> None:
         for side in self.sides(way):
@@ -122,36 +142,45 @@ def fanned(rig: Rig, fans: list[Fan], both: list[Any], way: str) -> None:
         fans[side].put(rig.pinned[side].stream, CopyList(CopyList.empty().strided, *both[side][1]))
 
 
+def measure(rig: Rig, allocation: str, geometry: str, page_tokens: int, rows: int) -> dict[str, Any]:
+    """Compare all methods over a fresh pool."""
+    memory = rig.device.memory
+    pool = Pool(rig.device, GEOMETRIES[geometry], allocation, rows=rows, page_tokens=page_tokens)
+    bases, regions = [one.ptr for one in pool.allocations], list(range(len(pool.built.layout.chunks)))
+    opened: list[Any] = []
+    extents: list[Any] = []
+    if allocation == "layers":
+        extents = [memory.export(ptr, nbytes) for ptr, nbytes in pool.built.exports]
+        opened = list(memory.open_side_by_side(extents))
+        bases, regions = [one.ptr for one in opened], [one.region for one in opened]
+    found = compare(rig, pool, bases, regions, page_tokens)
+    for one, extent in zip(opened, extents, strict=True):
+        memory.close(one)
+        memory.release(extent)
+    pool.close()
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--rows", type=int, default=0)
+    parser.add_argument("--only", nargs="*", choices=CASES, default=list(CASES))
     options = parser.parse_args()
+    rows = options.rows or 3 * options.tokens + 64
     device = evidence.open_device()
-    rig = Rig(device, options.tokens)
-    gbps = {way: round(rig.nbytes * (1 + (way == "both")) / s / 1e9, 2) for way, s in rig.floor.items()}
-    report: dict[str, Any] = {"facts": evidence.facts(device), "floor_gb_per_s": gbps}
-    for allocation in ("one", "layers", "classic"):
-        for page_tokens in (64, 16, 1):
-            if allocation == "classic" and page_tokens == 1:
-                continue
-            pool = Pool(device, GEOMETRIES["llama"], allocation, rows=3 * options.tokens + 64, page_tokens=page_tokens)
-            chunks = len(pool.built.layout.chunks)
-            bases, regions = [one.ptr for one in pool.allocations], list(range(chunks))
-            opened: list[Any] = []
-            extents: list[Any] = []
-            if allocation == "layers":
-                extents = [device.memory.export(ptr, nbytes) for ptr, nbytes in pool.built.exports]
-                opened = list(device.memory.open_side_by_side(extents))
-                bases, regions = [one.ptr for one in opened], [one.region for one in opened]
-            name = f"{allocation}, {page_tokens} tokens"
-            report[name] = compare(rig, pool, bases, regions, page_tokens)
+    report: dict[str, Any] = {"facts": evidence.facts(device), "rows": rows, "floor_gb_per_s": {}}
+    for case in options.only:
+        geometry, allocation = CASES[case]
+        rig = Rig(device, options.tokens, geometry)
+        report["floor_gb_per_s"][case] = rig.gb_per_s()
+        for page_tokens in (64, 16) if allocation == "classic" else (64, 16, 1):
+            name = f"{case}, {page_tokens} tokens"
+            report[name] = measure(rig, allocation, geometry, page_tokens, rows)
             print(name, json.dumps(report[name]), flush=True)
-            for one, extent in zip(opened, extents, strict=True):
-                device.memory.close(one)
-                device.memory.release(extent)
-            pool.close()
             options.out.write_text(json.dumps(report, indent=1))
+        rig.close()
     return 0
 
 
