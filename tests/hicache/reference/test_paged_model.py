@@ -60,10 +60,13 @@ def test_a_device_computes_no_more_rows_than_a_short_chunk_needs(
     pools = [torch.zeros(SHAPE.layers, PAGES, PAGE, SHAPE.kv_heads, SHAPE.head_dim) for _ in range(2)]
     model = PagedModel(random_weights(SHAPE, dtype=torch.float32, device="cpu", seed=3), *pools, max_tokens=64)
     model.fused = fused
-    computed, layers = [], model._layers
-    monkeypatch.setattr(
-        model, "_layers", lambda tokens, *rest, **how: computed.append(tokens.shape) or layers(tokens, *rest, **how)
-    )
+    computed, layers = list[Any](), model._layers
+
+    def counted(tokens: Any, *rest: Any, **how: Any) -> Any:
+        computed.append(tokens.shape)
+        return layers(tokens, *rest, **how)
+
+    monkeypatch.setattr(model, "_layers", counted)
     at = 16 + cut  # the second chunk, of which some tokens may be cached
     model.chunk([5] * (16 + end - at), at, range(1, 9), chunk_tokens=16, layer_ready=lambda _layer: None)
     assert computed == [(1, rows)]  # whatever was cached
