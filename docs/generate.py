@@ -136,6 +136,25 @@ def scenarios(_folder: Path) -> str:
     return table(("Backend", "Deployment", "Asked for", "In use", "Passed", "Date"), rows)
 
 
+def device_scenarios(folder: Path) -> str:
+    """Return under what the cache's scenarios were run on real devices; what a limit cut off is said."""
+    rows = []
+    for path in sorted(ROOT.glob("backends/*/results/hicache.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        for name, one in found["sections"].items():
+            kind, _, line = name.partition(", ")
+            if kind != "scenarios":
+                continue
+            deployment, strategy = line.split(", ")
+            passed, missing = f"{one['found']['passed']} of {one['found']['of']}", one["found"].get("not reached")
+            passed += f", {len(one['found']['failed'])} failed, {missing} not reached" if missing else ""
+            date = one.get("date", found["facts"]["date"])[:10]
+            rows.append(
+                (found["facts"]["device"], deployment, strategy, passed, date, f"[{path.name}]({link(path, folder)})")
+            )
+    return table(("Device", "Deployment", "Asked for", "Passed", "Date", "Results"), rows)
+
+
 def bars(_folder: Path) -> str:
     """Return what the benchmarks on a device found, beside what they are to reach."""
     rows = []
@@ -174,6 +193,7 @@ PARTS: dict[str, Callable[[Path], str]] = {
     "evidence": evidence,
     "skips": skips,
     "scenarios": scenarios,
+    "device_scenarios": device_scenarios,
     "bars": bars,
     "requests": requests,
 }
