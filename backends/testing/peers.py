@@ -245,6 +245,9 @@ def main() -> int:
         device = vendor().open_device()
         try:
             body(device=device, **values)
+        except BaseException:
+            traceback.print_exc()  # before the device is closed, which may stand still behind what is pending
+            raise
         finally:
             device.close()
     if sim is not None:

@@ -143,7 +143,10 @@ def drains(parent: Parent, handle: str) -> object:
     opened = int(need(cu.cuIpcOpenMemHandle(from_raw(cu.CUipcMemHandle, bytes.fromhex(handle)), 1)))
     mapped, pooled = w.mapped(1), int(need(cu.cuMemAllocFromPoolAsync(4096, w.pool(), other)))
     need(cu.cuStreamWaitValue64(w.stream, word, 1, 0))
-    time.sleep(0.05)
+    deadline = time.monotonic() + 10
+    while not Simulator.loaded().report()["pending_waits"]:
+        assert time.monotonic() < deadline
+        time.sleep(1e-3)
     launch = (1, 1, 1, 1, 1, 1, 0, other, 0, 0)
     calls = {
         "load": Background(w, lambda: cu.cuModuleLoadData(PTX)),

@@ -219,6 +219,10 @@ def test_a_legal_wait_deadlocks_nothing(drain: int, device: Any, sim: Any) -> No
         other.channel.send(1)
         other.channel.receive()
         fence.wait(stream, 1)
+        deadline = time.monotonic() + TIMEOUT_S
+        while not sim.counter("pending_waits"):  # the stream has not come to it yet, and nothing would stand still
+            assert time.monotonic() < deadline
+            time.sleep(1e-3)
         freeing = Background(lambda: device.memory.free(block))
         freeing.blocks_only(drain)
         unregistering = Background(second.close)
