@@ -46,7 +46,10 @@ CALLS = ("copy_strided", "copy_batch", "record", "query_marker")
 
 
 class Faults:
-    """A test's end: each method is a question to the engine process, and returns when that has done it."""
+    """A test's end: each method is a question to the engine process, and returns when that has done it.
+
+    To be used in a ``with`` block: the engine hears one after the other, and one that is left open keeps out the next.
+    """
 
     def __init__(self, folder: str | Path, pid: int, timeout_s: float = 10.0) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -61,6 +64,12 @@ class Faults:
                     self._socket.close()
                     raise
                 time.sleep(0.01)
+
+    def __enter__(self) -> Faults:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _ask(self, what: str, **values: Any) -> Any:
         self._socket.send(json.dumps({"what": what, **values}).encode())
@@ -85,6 +94,10 @@ class Faults:
     def refuse(self, count: int, *, after: int = 0) -> None:
         """Refuse ``count`` copies, after so many more that are done."""
         self._ask("refuse", count=count, after=after)
+
+    def undo(self) -> None:
+        """Take back what was asked for and has not happened yet: refuse, slow down, hang, kill, hold back nothing."""
+        self._ask("undo")
 
     def hang(self, delay_s: float) -> None:
         """Let the next copy not return for so long."""
@@ -125,6 +138,7 @@ class Switches:
     def __init__(self) -> None:
         self.device: Any = None
         self.streams: dict[int, Any] = {}
+        self.stalled: set[str] = set()
         self.delay_s = self.hang_s = self.hold_s = 0.0
         self.refuse_after, self.refuse_count = 0, 0
         self.calls = 0
@@ -154,8 +168,7 @@ class Switches:
     def answer(self, what: str, values: dict[str, Any]) -> Any:
         match what:
             case "stall" | "resume":
-                stream = self.streams[-1 if values["direction"] == "restore" else 0]
-                hold(self.device, stream, on=what == "stall")
+                self._hold(values["direction"], on=what == "stall")
             case "slow":
                 self.delay_s = values["delay_s"]
             case "hang":
@@ -164,6 +177,11 @@ class Switches:
                 self.hold_s = values["delay_s"]
             case "refuse":
                 self.refuse_after, self.refuse_count = values["after"], values["count"]
+            case "undo":
+                self.delay_s = self.hang_s = self.hold_s = 0.0
+                self.refuse_after = self.refuse_count = self.kill_call = 0
+                for direction in list(self.stalled):
+                    self._hold(direction, on=False)
             case "lose":
                 if self._host:
                     self.device.lose()
@@ -179,6 +197,10 @@ class Switches:
                 codes = {Peer.open_all.__code__, Link.call.__code__}
                 return sum(codes <= _codes(frame) for frame in sys._current_frames().values())
         return None
+
+    def _hold(self, direction: str, *, on: bool) -> None:
+        hold(self.device, self.streams[-1 if direction == "restore" else 0], on=on)
+        (self.stalled.add if on else self.stalled.discard)(direction)
 
     @property
     def _host(self) -> bool:

@@ -78,8 +78,10 @@ class EngineWorld:
         self.lanes = {direction: self.carrier.copies(direction) for direction in Direction}
         return self.process
 
-    def faults(self) -> Faults:
-        return Faults(self.folder, self.process.pid)
+    @contextlib.contextmanager
+    def faults(self) -> Iterator[Faults]:
+        with Faults(self.folder, self.process.pid) as made:
+            yield made
 
     @contextlib.contextmanager
     def client(self) -> Iterator[ClientProcess]:

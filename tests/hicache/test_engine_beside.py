@@ -46,9 +46,8 @@ def asks_for_a_pool(it: EngineWorld, opened: list[object]) -> None:
     """Have a pool opened; return when the engine waits for the client, which shares no such pool."""
     request = RegisterPool(op=9, pool=2, generation=2, layout=it.layout, addresses=(), namespace=bytes(16))
     it.carrier.open_pool(it.client_id, request, opened.append)
-    faults = it.faults()
-    until(lambda: faults.opening() == 1)
-    faults.close()
+    with it.faults() as faults:
+        until(lambda: faults.opening() == 1)
 
 
 def released(go_on: threading.Event) -> None:
@@ -132,11 +131,10 @@ def test_reports_that_nobody_takes_are_no_driver_that_hangs() -> None:
 
     with engine_world("host") as it:
         it.start()
-        with it.client() as client:
+        with it.client() as client, it.faults() as faults:
             it.attach(client)
             before = threads(it.process.pid)
             go_on = threading.Event()
-            faults = it.faults()
             faults.stall("backup")
             job = it.start_job(client, Direction.BACKUP, [1], it.places(1), slot=1, op=1)
             until(lambda: flying(it, "backup") == 1)
@@ -154,7 +152,6 @@ def test_reports_that_nobody_takes_are_no_driver_that_hangs() -> None:
                 assert not job.done
             finally:
                 go_on.set()
-                faults.close()
             until(lambda: job.done)
             it.process.close_client(it.remote)
 

@@ -47,9 +47,8 @@ def test_killed_while_it_copies(backend: str) -> None:
     """Waiters of the client are released at once; jobs end when nothing of the process is left, not before."""
     with engine_world(backend) as it:
         it.start()
-        with it.client() as client:
+        with it.client() as client, it.faults() as faults:
             it.attach(client)
-            faults = it.faults()
             faults.stall("backup")
             job = it.start_job(client, Direction.BACKUP, [1, 2], it.places(2), slot=1, op=1)
             until(lambda: client.base(slot=1) > 0)
@@ -76,7 +75,6 @@ def test_killed_while_it_copies(backend: str) -> None:
             with pytest.raises(PeerGone):
                 it.process.status()
             it.process.close_client(it.remote)
-            faults.close()
 
 
 @pytest.mark.long
@@ -86,9 +84,8 @@ def test_killed_while_it_copies(backend: str) -> None:
 def test_killed_at_any_call(backend: str, call: int) -> None:
     with engine_world(backend) as it:
         it.start()
-        with it.client() as client:
+        with it.client() as client, it.faults() as faults:
             it.attach(client)
-            faults = it.faults()
             faults.kill_at(call)
             jobs = [
                 it.start_job(client, direction, [number + 1], it.places(1, number), slot=number, op=number + 1)
@@ -104,7 +101,6 @@ def test_killed_at_any_call(backend: str, call: int) -> None:
                     continue
             assert finished < len(jobs)
             it.process.close_client(it.remote)
-            faults.close()
 
 
 @pytest.mark.long
@@ -113,9 +109,8 @@ def test_killed_at_any_call(backend: str, call: int) -> None:
 def test_a_lost_device_ends_it(backend: str) -> None:
     with engine_world(backend) as it:
         it.start()
-        with it.client() as client:
+        with it.client() as client, it.faults() as faults:
             it.attach(client)
-            faults = it.faults()
             faults.stall("restore")
             job = it.start_job(client, Direction.RESTORE, [1], it.places(1), slot=1, op=1)
             until(lambda: client.base(slot=1) > 0)
@@ -124,7 +119,6 @@ def test_a_lost_device_ends_it(backend: str) -> None:
             assert "lost" in str(it.ends[0]).lower() or "device" in str(it.ends[0]).lower()
             with pytest.raises(DeviceLostError):
                 job.poll()
-            faults.close()
 
 
 @pytest.mark.long
@@ -134,9 +128,8 @@ def test_a_device_that_is_lost_while_nobody_copies_ends_it(backend: str) -> None
     """Nobody could attach to it any more, so that nobody would ever begin a copy that finds out."""
     with engine_world(backend) as it:
         it.start()
-        faults = it.faults()
-        faults.lose()
-        faults.close()
+        with it.faults() as faults:
+            faults.lose()
         ended(it)
         assert "lost" in it.ends[0].message
 
@@ -156,9 +149,8 @@ def test_nonsense_among_the_orders_ends_it_with_a_reason() -> None:
 def test_a_client_that_dies_while_its_pages_move() -> None:
     with engine_world("host") as it:
         it.start()
-        with it.client() as client:
+        with it.client() as client, it.faults() as faults:
             it.attach(client)
-            faults = it.faults()
             faults.stall("restore")
             job = it.start_job(client, Direction.RESTORE, [1], it.places(1), slot=1, op=1)
             until(lambda: client.base(slot=1) > 0)
@@ -174,7 +166,6 @@ def test_a_client_that_dies_while_its_pages_move() -> None:
             status: Any = it.process.status()
             assert status["lanes"]["restore"]["flying"] == 1
             faults.resume("restore")
-            faults.close()
             until(job.poll)
             assert job.error is None
         it.process.close_client(it.remote)

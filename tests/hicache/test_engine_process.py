@@ -19,7 +19,7 @@ from devipc.hicache.records import Places
 from devipc.hicache.remotecopies import RemoteJob
 from devipc.hicache.slots import Readiness
 from tests.hicache.engine_client import ClientProcess
-from tests.hicache.engine_with_faults import NO_SYNC, PIN_NBYTES
+from tests.hicache.engine_with_faults import NO_SYNC, PIN_NBYTES, Faults
 from tests.hicache.engine_world import PAGES, EngineWorld, contents, engine_world
 from tests.hicache.pools import until
 
@@ -114,29 +114,33 @@ def pair() -> Iterator[tuple[EngineWorld, ClientProcess]]:
 Pair = tuple[EngineWorld, ClientProcess]
 
 
+@pytest.fixture
+def faults(pair: Pair) -> Iterator[Faults]:
+    """Those of the one engine: none is left to the tests that follow, however this one ends."""
+    with pair[0].faults() as made:
+        yield made
+        made.undo()
+
+
 def test_there_and_back(pair: Pair) -> None:
     there_and_back(*pair)
 
 
-def test_what_is_submitted_can_be_waited_for_before_it_is_done(pair: Pair) -> None:
+def test_what_is_submitted_can_be_waited_for_before_it_is_done(pair: Pair, faults: Faults) -> None:
     it, client = pair
-    faults = it.faults()
     faults.stall("restore")
-    try:
-        first = it.start_job(client, Direction.RESTORE, [20], it.places(1), slot=1, op=1)
-        second = it.start_job(client, Direction.RESTORE, [21], it.places(1), slot=2, op=2)
-        until(lambda: client.base(slot=2) > 0)
-        one, two = client.base(slot=1), client.base(slot=2)
-        assert two == one + 5
-        assert not client.query(direction="restore", n=one)
-        assert not first.poll()
-        # The other direction goes on.
-        backup = it.move(client, Direction.BACKUP, [1], it.places(1, 20), slot=3, op=3)
-        assert backup.error is None
-        assert not second.poll()
-    finally:
-        faults.resume("restore")
-        faults.close()
+    first = it.start_job(client, Direction.RESTORE, [20], it.places(1), slot=1, op=1)
+    second = it.start_job(client, Direction.RESTORE, [21], it.places(1), slot=2, op=2)
+    until(lambda: client.base(slot=2) > 0)
+    one, two = client.base(slot=1), client.base(slot=2)
+    assert two == one + 5
+    assert not client.query(direction="restore", n=one)
+    assert not first.poll()
+    # The other direction goes on.
+    backup = it.move(client, Direction.BACKUP, [1], it.places(1, 20), slot=3, op=3)
+    assert backup.error is None
+    assert not second.poll()
+    faults.resume("restore")
     until(lambda: bool(first.poll() and second.poll()))
     client.wait(direction="restore", n=two + 4)
 
@@ -250,10 +254,9 @@ def test_orders_about_what_is_not_there_are_refused(pair: Pair) -> None:
     there_and_back(it, client)
 
 
-def test_copies_that_the_driver_refuses(pair: Pair) -> None:
+def test_copies_that_the_driver_refuses(pair: Pair, faults: Faults) -> None:
     """A job that breaks in the middle says so, and all of its values are reached: nobody waits for ever."""
     it, client = pair
-    faults = it.faults()
     faults.refuse(1, after=1)
     job = it.move(client, Direction.RESTORE, [1, 2], it.places(2), slot=1, op=1)
     assert isinstance(job.error, DriverError)
@@ -262,13 +265,11 @@ def test_copies_that_the_driver_refuses(pair: Pair) -> None:
     job = it.move(client, Direction.RESTORE, [1, 2], it.places(2), slot=2, op=2)
     assert isinstance(job.error, DriverError)
     client.wait(direction="restore", n=client.base(slot=2) + 4)
-    faults.close()
     there_and_back(it, client)
 
 
-def test_a_stuck_driver_call_is_told_from_an_idle_engine(pair: Pair) -> None:
+def test_a_stuck_driver_call_is_told_from_an_idle_engine(pair: Pair, faults: Faults) -> None:
     it, client = pair
-    faults = it.faults()
     assert set(it.process.stuck()) == {"process"}
     faults.hang(0.8)
     job = it.start_job(client, Direction.BACKUP, [1], it.places(1), slot=1, op=1)
@@ -282,7 +283,6 @@ def test_a_stuck_driver_call_is_told_from_an_idle_engine(pair: Pair) -> None:
     until(lambda: it.process.stuck()["process"] > 0.6)
     until(job.poll)
     until(lambda: it.process.stuck()["process"] < 0.3)
-    faults.close()
 
 
 @pytest.mark.long

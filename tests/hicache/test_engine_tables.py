@@ -174,13 +174,12 @@ def test_operations_end_as_in_one_process() -> None:
         it.restore(7, [20], keys[:1], ready=it.it.remote.ready(None, 7))
         client.say_ready(slot=7, readiness=Readiness.NEVER)
         assert it.heard.end(7)[0] == "discarded"
-        faults = it.it.faults()
-        faults.stall("backup")
-        it.backup(8, [21], keys_of(1, 8))
-        until(lambda: client.base(slot=8) > 0)
-        client.cancel(slot=8)
-        faults.resume("backup")
-        faults.close()
+        with it.it.faults() as faults:
+            faults.stall("backup")
+            it.backup(8, [21], keys_of(1, 8))
+            until(lambda: client.base(slot=8) > 0)
+            client.cancel(slot=8)
+            faults.resume("backup")
         until(lambda: not [op for op in it.session.open_ops() if op.op == 8])
         assert [event.value for event, _ in it.heard.events[8]] == ["source_released"]
         assert client.slots_end(slot=8) == "settled"
@@ -205,9 +204,8 @@ def test_an_engine_that_dies_fails_what_moves_when_it_is_gone_and_another_goes_o
         client.fill(pages=[1, 2, 3, 4], seed=7)
         it.backup(2, [1, 2, 3, 4], keys)
         assert it.heard.end(2)[0] == "completed"
-        faults = it.it.faults()
-        faults.stall("restore")
-        faults.close()
+        with it.it.faults() as faults:
+            faults.stall("restore")
         it.restore(3, [10, 11], keys[:2])
         it.restore(4, [12], keys[2:3], ready=it.it.remote.ready(None, 4))
         it.backup(5, [5], keys_of(1, 9), ready=it.it.remote.ready(None, 5))

@@ -55,9 +55,8 @@ class Scene:
 
     def stalled_restore(self) -> Any:
         """Begin a restore whose copies do not end."""
-        faults = Faults(self.folder, self.engine_pid)
-        faults.stall("restore")
-        faults.close()
+        with Faults(self.folder, self.engine_pid) as faults:
+            faults.stall("restore")
         self.memory.poison([20, 21])
         ticket = self.client.restore(self.handle, self.keys[:2], [20, 21], ready=UNFENCED)
         assert ticket.reached(Event.ADMITTED, TIMEOUT_S)
@@ -300,9 +299,8 @@ def test_a_restore_whose_attachment_ends_has_a_status_whatever_comes_first(scene
     ticket = scene.stalled_restore()
     link._answers.attachment_dying = tell_late
     attachment.end(PeerGone("its connection is lost"))
-    faults = Faults(scene.folder, pid)
-    faults.resume("restore")
-    faults.close()
+    with Faults(scene.folder, pid) as faults:
+        faults.resume("restore")
     restore(Status.LOST, 4, ticket)
 
 

@@ -59,9 +59,8 @@ def scene() -> Iterator[tuple[Scene, Callable[..., None]]]:
         made = Scene(device, running, folder)
 
         def bring(fault: str, *values: float) -> None:
-            faults = Faults(folder, made.engine_pid)
-            getattr(faults, fault)(*values)
-            faults.close()
+            with Faults(folder, made.engine_pid) as faults:
+                getattr(faults, fault)(*values)
 
         bring("slow", 0.05)
         yield made, bring

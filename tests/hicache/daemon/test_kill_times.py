@@ -48,9 +48,8 @@ def killed_in_mid_transfer(parent: Parent | None, backend: str) -> dict[str, flo
         assert other.restore(pool=0, pages=[3, 4], seed=5) == "completed"
         alone = mapped(engine), mapped(one.process.pid)
         used_alone = used()
-        with schedulers(one.path, 1, backend) as (victim,):
+        with schedulers(one.path, 1, backend) as (victim,), Faults(folder, engine) as faults:
             assert used() > used_alone or backend == "host"
-            faults = Faults(folder, engine)
             faults.slow(0.02)
             for number in range(6):
                 victim.backup(pool=0, pages=[4 * number + 1, 4 * number + 2], seed=number, wait=False)
@@ -65,7 +64,6 @@ def killed_in_mid_transfer(parent: Parent | None, backend: str) -> dict[str, flo
             began = time.monotonic()
             until(lambda: (mapped(engine), mapped(one.process.pid)) <= alone and used() <= used_alone)
             let_go_s = time.monotonic() - began
-            faults.close()
         status = one.status()
         assert len(status["clients"]) == 1
         assert status["tier"]["holds"] == status["tier"]["reservations"] == 0

@@ -105,36 +105,35 @@ def test_100_000_frames_that_are_wrong_cost_their_senders_alone() -> None:
     ):
         scene = Scene(device, one, folder)
         attacker = Attacker(scene, device)
-        faults = Faults(folder, scene.engine_pid)
-        image, calls = attacker.memory.load(), faults.calls()
-        before = one.status()
-        for done in range(0, SENSELESS, BATCH):
-            for op in range(done, min(done + BATCH, SENSELESS)):
-                attacker.push(attacker.senseless(rng, FIRST_OP + op))
-            attacker.wait(min(done + BATCH, SENSELESS))
-        assert set(attacker.answers.values()) == {Event.REFUSED}
-        assert not attacker.twice
-        ended = _changed(one.path, rng, attacker)
-        # No copy was begun, no byte written, nobody was let go, nothing is held.
-        assert faults.calls() == calls
-        assert (attacker.memory.load() == image).all()
-        until(lambda: len(one.status()["clients"]) == 2)
-        after = one.status()
-        assert after["engine"]["starts"] == 1
-        assert after["operations"] == {}
-        assert after["tier"] == before["tier"]
-        assert {name: lane["moved_nbytes"] for name, lane in after["lanes"].items()} == {
-            name: lane["moved_nbytes"] for name, lane in before["lanes"].items()
-        }
-        scene.check_serves(77)
-        # Its numbers were used up by hand, so that the next one ends its attachment; it attaches by itself.
-        last = attacker.client.restore(attacker.handle, scene.keys[:2], [1, 2], ready=UNFENCED)
-        assert last.wait(TIMEOUT_S).status is Status.LOST
-        until(lambda: not attacker.client.status()["degraded"])
-        again = attacker.client.restore(attacker.handle, scene.keys[:2], [1, 2], ready=UNFENCED)
-        assert again.wait(TIMEOUT_S).status is Status.COMPLETED
-        print(f"{SENSELESS} refused, {CHANGED} changed frames ended {ended} connections; {held(one.process.pid)}")
-        faults.close()
+        with Faults(folder, scene.engine_pid) as faults:
+            image, calls = attacker.memory.load(), faults.calls()
+            before = one.status()
+            for done in range(0, SENSELESS, BATCH):
+                for op in range(done, min(done + BATCH, SENSELESS)):
+                    attacker.push(attacker.senseless(rng, FIRST_OP + op))
+                attacker.wait(min(done + BATCH, SENSELESS))
+            assert set(attacker.answers.values()) == {Event.REFUSED}
+            assert not attacker.twice
+            ended = _changed(one.path, rng, attacker)
+            # No copy was begun, no byte written, nobody was let go, nothing is held.
+            assert faults.calls() == calls
+            assert (attacker.memory.load() == image).all()
+            until(lambda: len(one.status()["clients"]) == 2)
+            after = one.status()
+            assert after["engine"]["starts"] == 1
+            assert after["operations"] == {}
+            assert after["tier"] == before["tier"]
+            assert {name: lane["moved_nbytes"] for name, lane in after["lanes"].items()} == {
+                name: lane["moved_nbytes"] for name, lane in before["lanes"].items()
+            }
+            scene.check_serves(77)
+            # Its numbers were used up by hand, so that the next one ends its attachment; it attaches by itself.
+            last = attacker.client.restore(attacker.handle, scene.keys[:2], [1, 2], ready=UNFENCED)
+            assert last.wait(TIMEOUT_S).status is Status.LOST
+            until(lambda: not attacker.client.status()["degraded"])
+            again = attacker.client.restore(attacker.handle, scene.keys[:2], [1, 2], ready=UNFENCED)
+            assert again.wait(TIMEOUT_S).status is Status.COMPLETED
+            print(f"{SENSELESS} refused, {CHANGED} changed frames ended {ended} connections; {held(one.process.pid)}")
         attacker.client.close()
         scene.close()
         assert one.end() == 0

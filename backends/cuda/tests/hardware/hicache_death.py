@@ -76,9 +76,8 @@ class Scene:
         self.content = self.side.pool.read(self.source, self.pinned)
         self.keys = self.side.keys(1)
         self.store()
-        faults = _engine.Faults(folder, engine_pid)
-        faults.stall("restore")
-        faults.close()
+        with _engine.Faults(folder, engine_pid) as faults:
+            faults.stall("restore")
         self.ticket = self.restore()
         assert self.ticket.reached(Event.ADMITTED, LONG_S)
         assert self.ticket.fence is not None
