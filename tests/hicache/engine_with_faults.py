@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import CodeType, FrameType
@@ -94,6 +95,19 @@ class Faults:
     def refuse(self, count: int, *, after: int = 0) -> None:
         """Refuse ``count`` copies, after so many more that are done."""
         self._ask("refuse", count=count, after=after)
+
+    @contextlib.contextmanager
+    def refusing(self, count: int, *, after: int = 0) -> Iterator[None]:
+        """As :meth:`refuse`, of copies that the block begins and awaits: all of them must have been refused behind it.
+
+        How many copies a job takes is the planner's business, and follows from what an engine measured when it began.
+        """
+        self.refuse(count, after=after)
+        try:
+            yield
+        finally:
+            left = self._ask("refuse", count=0, after=0)
+        assert left == 0, f"{left} of {count} copies were not refused: the jobs took fewer copies than that"
 
     def undo(self) -> None:
         """Take back what was asked for and has not happened yet: refuse, slow down, hang, kill, hold back nothing."""
@@ -176,7 +190,8 @@ class Switches:
             case "hold_interpreter":
                 self.hold_s = values["delay_s"]
             case "refuse":
-                self.refuse_after, self.refuse_count = values["after"], values["count"]
+                left, self.refuse_after, self.refuse_count = self.refuse_count, values["after"], values["count"]
+                return left
             case "undo":
                 self.delay_s = self.hang_s = self.hold_s = 0.0
                 self.refuse_after = self.refuse_count = self.kill_call = 0
