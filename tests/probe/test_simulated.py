@@ -13,6 +13,7 @@ import pytest
 
 from tests.probe.tool import ROOT, environment, probe, verdicts
 from tests.simulator import build, control
+from tests.simulator.needs import need
 
 pytestmark = pytest.mark.simulator
 PAGE = (ROOT / "docs" / "cli" / "faults.md").read_text()
@@ -62,6 +63,7 @@ QUICK = {"cuda-memops=0", "hip-devices=1", "levelzero-ipc=0"}
 
 
 def check(case: Case) -> None:
+    need(case.front)
     settings = dict(setting.partition("=")[::2] for setting in case.setting.split())
     env = environment(only=case.front, DEVSIM_ROOM=control.new_room(), CUDA_PYTHON_DISABLE_VERSION_CHECK="1")
     env |= {"DEVSIM_DRIVER_VERSION": HIP_RUNTIME} if case.front == "hip" else {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -14,11 +13,12 @@ import pytest
 from tests.simulator import build
 from tests.simulator.control import Simulator
 from tests.simulator.harness import Parent, Simulation
+from tests.simulator.needs import LIBRARIES, need
 
 pytestmark = pytest.mark.simulator
 
 DRIVER = build.LIBRARIES["levelzero"]
-LOADER = "libze_loader.so.1"
+LOADER, _ = LIBRARIES["levelzero"]
 HANDLE = ctypes.c_ubyte * 64
 
 
@@ -29,12 +29,7 @@ def folder() -> Path:
 
 @pytest.fixture
 def machine(folder: Path) -> Simulation:
-    try:
-        ctypes.CDLL(LOADER)
-    except OSError as error:
-        if "DEVIPC_NEED_LOADER" in os.environ:
-            raise
-        pytest.skip(f"no Level Zero loader ({error}): apt-get install libze1")
+    need("levelzero")
     return Simulation(folder)
 
 

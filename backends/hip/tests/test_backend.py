@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from devipc.spi import CapabilityError, ClosedError, DeviceLostError, DriverError, ForkError
+from tests.simulator.needs import is_missing
 
 from .peers import ROOT, environment, python_path, simulated
 
@@ -259,7 +260,7 @@ def test_a_real_runtime_without_a_device_is_told_apart(tmp_path: Path) -> None:
     """Debian's, which is 5.2.3 in Debian 12: too old; a newer one finds no device."""
     library = next(Path("/usr/lib").glob("*/libamdhip64.so.[0-9]"), None)
     if library is None:
-        pytest.skip("libamdhip64 of the distribution is not installed")
+        is_missing("no libamdhip64 of the distribution", "libamdhip64-5")
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib/libamdhip64.so").symlink_to(library)
     done = run(LIST_DEVICES, python_path({**os.environ, "ROCM_PATH": str(tmp_path)}))

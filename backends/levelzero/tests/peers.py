@@ -7,7 +7,6 @@ refused no call. Also names what the tests use of :mod:`backends.testing.peers`.
 from __future__ import annotations
 
 import collections
-import ctypes
 import importlib
 import os
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import pytest
 
 from backends.testing import peers
 from backends.testing.peers import CHILD_TIMEOUT_S, ROOT, Channel, Peer, body_test, peer, run_body, variables
+from tests.simulator.needs import need
 
 __all__ = [
     "OPTIONAL",
@@ -36,7 +36,6 @@ __all__ = [
 ]
 
 DRIVER = "libze_intel_gpu.so.1"
-LOADER = "libze_loader.so.1"
 OPTIONAL = (
     "zeDeviceGetRootDevice",
     "zeEventPoolPutIpcHandle",
@@ -48,17 +47,8 @@ OPTIONAL = (
 
 
 def simulator_folder() -> str:
-    """Build the simulated driver; skip where loader or compiler are missing, fail where it does not compile.
-
-    In CI a missing loader is a failure: ``.ci/run`` installs it, and sets ``DEVIPC_NEED_LOADER``.
-    """
-    try:
-        ctypes.CDLL(LOADER)
-    except OSError as error:
-        text = f"no Level Zero loader ({error}): apt-get install libze1"
-        if "DEVIPC_NEED_LOADER" in os.environ:
-            pytest.fail(text, pytrace=False)
-        pytest.skip(text)
+    """Build the simulated driver; skip where loader or compiler are missing, fail where it does not compile."""
+    need("levelzero")
     return peers.simulator_folder("levelzero")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from devipc.spi import CapabilityError, ForkError
+from tests.simulator.needs import need
 
 from .peers import ROOT, environment, python_path, simulated, simulator_folder
 
@@ -180,6 +181,7 @@ d.memory.release(e); d.memory.free(a); d.close()
 @pytest.mark.simulator
 def test_a_copy_of_the_loader_that_was_there_first_is_used(tmp_path: Path) -> None:
     """A framework brought its own; pyzes would load a second one, whose devices are none of the first one's."""
+    need("levelzero")  # it is mapped here from then on
     with open("/proc/self/maps", encoding="utf-8") as maps:
         path = next(line.split(maxsplit=5)[5].strip() for line in maps if "/libze_loader.so" in line)
     copy = tmp_path / "libze_loader.so.1"
