@@ -10,6 +10,7 @@ import resource
 import select
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -235,11 +236,28 @@ def test_nothing_is_left_when_the_probe_is_ended_in_the_middle(site: Path, numbe
     assert left == []
 
 
-def test_without_a_driver_it_takes_less_than_two_seconds() -> None:
-    """All installed backends; of processor time, which is what it takes on a machine that has nothing else to do."""
+BARE = "import click, ctypes, importlib.metadata, json, socket, subprocess, rich.console, rich.table"
+"""What the command imports that is not devipc's."""
+BARE_STARTS = 20
+"""What a probe may cost, in bare starts. 11 to 15 were measured with three vendors' backends installed, on two cores of
+a slow machine on 2026-11-30; 22 where both processes of the checks waited in a loop for a second more."""
+
+
+def processor_s(*command: str) -> float:
+    """Run a command; return what it and its children took of the processors."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([SCRIPT, "probe"], capture_output=True, timeout=50, check=False)
+    done = subprocess.run(command, capture_output=True, timeout=50, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    took_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    print(f"devipc probe: {took_s:.2f} s of processor time")
-    assert (done.returncode, took_s < 2) == (0, True), done.stderr
+    assert done.returncode == 0, done.stderr
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+@pytest.mark.timing
+def test_without_a_driver_it_takes_less_than_two_seconds() -> None:
+    """All installed backends, in processor time; where interpreters start slowly, as much longer as they take."""
+    starts = [processor_s(sys.executable, "-c", BARE) for _ in range(5)]
+    took_s = processor_s(SCRIPT, "probe")
+    starts += [processor_s(sys.executable, "-c", BARE) for _ in range(5)]  # the machine may have become another
+    bare_s = sum(starts) / len(starts)
+    print(f"devipc probe: {took_s:.2f} s of processor time, {took_s / bare_s:.1f} times a bare start of {bare_s:.3f} s")
+    assert took_s < max(2.0, BARE_STARTS * bare_s)
