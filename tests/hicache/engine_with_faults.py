@@ -50,6 +50,7 @@ class Faults:
     """A test's end: each method is a question to the engine process, and returns when that has done it.
 
     To be used in a ``with`` block: the engine hears one after the other, and one that is left open keeps out the next.
+    A block that fails leaves nothing behind that was asked for.
     """
 
     def __init__(self, folder: str | Path, pid: int, timeout_s: float = 10.0) -> None:
@@ -69,7 +70,10 @@ class Faults:
     def __enter__(self) -> Faults:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            with contextlib.suppress(OSError):  # the engine process may have ended
+                self.undo()
         self.close()
 
     def _ask(self, what: str, **values: Any) -> Any:

@@ -5,11 +5,12 @@ Knows no client and no engine, so that any process of a test can use it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -138,6 +139,22 @@ class PoolMemory:
 
     def is_poisoned(self, pages: Sequence[int] | npt.NDArray[Any]) -> bool:
         return bool((self.load()[self.where[np.asarray(pages)]] == POISON).all())
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+@contextlib.contextmanager
+def closed_behind(made: Closable) -> Iterator[None]:
+    """Close ``made`` behind a block; where the block has failed, what closing finds wrong then is not told."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(Exception):
+            made.close()
+        raise
+    made.close()
 
 
 def until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:

@@ -23,7 +23,7 @@ from devipc.hicache.slots import Readiness
 from tests.channel.processes import stop
 from tests.hicache.engine_client import ClientProcess, keys_of
 from tests.hicache.engine_world import PAGES, EngineWorld, engine_world
-from tests.hicache.pools import TIMEOUT_S, until
+from tests.hicache.pools import TIMEOUT_S, closed_behind, until
 
 ENDS = {"completed", "failed", "cancelled", "refused", "timed_out", "discarded", "lost"}
 
@@ -113,9 +113,9 @@ def brain() -> Iterator[Brain]:
             it.attach(client)
             it.close_pool()
             made = Brain(it, client)
-            made.register(1)
-            yield made
-            made.close()
+            with closed_behind(made):
+                made.register(1)
+                yield made
 
 
 def test_a_pool_that_is_being_opened_is_left_by_its_generation_alone() -> None:

@@ -37,6 +37,7 @@ from tests.hicache.pools import Gate as Gate
 from tests.hicache.pools import Keys as Keys
 from tests.hicache.pools import PoolMemory as PoolMemory
 from tests.hicache.pools import Staging as Staging
+from tests.hicache.pools import closed_behind
 from tests.hicache.pools import until as until
 
 
@@ -249,13 +250,8 @@ class World:
 @contextlib.contextmanager
 def world(device: Device, **config: Any) -> Iterator[World]:
     made = World(device, **config)
-    try:
+    with closed_behind(made):
         yield made
-    except BaseException:
-        with contextlib.suppress(Exception):
-            made.close()
-        raise
-    made.close()
 
 
 def run_threads(*targets: Callable[[], None]) -> None:

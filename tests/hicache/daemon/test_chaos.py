@@ -11,7 +11,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -27,7 +27,7 @@ from tests.hicache.chaos.worker import WorkerProcess
 from tests.hicache.daemon.daemons import daemon
 from tests.hicache.daemon.test_attaching_again import Scene
 from tests.hicache.engine_with_faults import FOLDER, MODULE, Faults
-from tests.hicache.pools import TIMEOUT_S, until
+from tests.hicache.pools import TIMEOUT_S, closed_behind, until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.long]
 
@@ -53,6 +53,7 @@ def scene() -> Iterator[tuple[Scene, Callable[..., None]]]:
     """A client of a daemon whose copies take their time; and a way to bring another fault."""
     device = load_backend("host").open_device()
     with (
+        closing(device),
         tempfile.TemporaryDirectory() as folder,
         daemon(options={"engine_module": MODULE}, environment={FOLDER: folder}) as running,
     ):
@@ -62,10 +63,9 @@ def scene() -> Iterator[tuple[Scene, Callable[..., None]]]:
             with Faults(folder, made.engine_pid) as faults:
                 getattr(faults, fault)(*values)
 
-        bring("slow", 0.05)
-        yield made, bring
-        made.close()
-    device.close()
+        with closed_behind(made):
+            bring("slow", 0.05)
+            yield made, bring
 
 
 @pytest.mark.parametrize("who", ["daemon", "engine"])

@@ -7,6 +7,7 @@ import struct
 import tempfile
 import threading
 import time
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from tests.hicache.daemon.daemons import RawClient, daemon, until
 from tests.hicache.daemon.test_attaching_again import Scene
 from tests.hicache.daemon.test_hostile import held
 from tests.hicache.engine_with_faults import FOLDER, MODULE, Faults
-from tests.hicache.pools import TIMEOUT_S
+from tests.hicache.pools import TIMEOUT_S, closed_behind
 
 SENSELESS, CHANGED, BATCH = 95_000, 5_000, 64
 OUTSIDE = (-(2**63), -(2**31), -1, 33, 34, 1000, 2**31, 2**40, 2**62, 2**63 - 1)  # pages are 1 .. 32
@@ -100,12 +101,13 @@ def test_100_000_frames_that_are_wrong_cost_their_senders_alone() -> None:
     rng = random.Random(4)
     device: Any = load_backend("host").open_device()
     with (
+        closing(device),
         tempfile.TemporaryDirectory() as folder,
         daemon(options={"engine_module": MODULE}, environment={FOLDER: folder}) as one,
     ):
         scene = Scene(device, one, folder)
         attacker = Attacker(scene, device)
-        with Faults(folder, scene.engine_pid) as faults:
+        with closed_behind(scene), closed_behind(attacker.client), Faults(folder, scene.engine_pid) as faults:
             image, calls = attacker.memory.load(), faults.calls()
             before = one.status()
             for done in range(0, SENSELESS, BATCH):
@@ -134,11 +136,8 @@ def test_100_000_frames_that_are_wrong_cost_their_senders_alone() -> None:
             again = attacker.client.restore(attacker.handle, scene.keys[:2], [1, 2], ready=UNFENCED)
             assert again.wait(TIMEOUT_S).status is Status.COMPLETED
             print(f"{SENSELESS} refused, {CHANGED} changed frames ended {ended} connections; {held(one.process.pid)}")
-        attacker.client.close()
-        scene.close()
         assert one.end() == 0
         assert "defect" not in one.said()
-    device.close()
 
 
 def _changed(path: str, rng: random.Random, attacker: Attacker) -> int:
