@@ -1,19 +1,24 @@
-"""Several streams that look like one, for long lists of small copies, of which one stream leaves gaps between.
+"""Several streams that look like one, for long lists of small copies, which one thread is too slow to submit.
 
-Owns the side streams of one lane, and the order: what is put on them runs behind all earlier work of the lane's stream,
-and before all later. It knows no page.
+Owns the side streams of one lane, the threads that submit to them, and the order: what is put on them runs behind all
+earlier work of the lane's stream, and before all later. It knows no page.
 
-Read on an H200 (PCIe 5 x16, driver 580, 2026-11-29), shares of one contiguous copy: pieces of 128 KiB reach .79 on
-one stream, .96 on two and .97 on four; of 32 KiB .55, .73 and .74, where .6 us of processor a piece are the limit.
-Strided copies reach .92 in one call on one stream (64 rows of 32 KiB), and .89 to .91 over two to four.
+Read on an H200 (PCIe 5 x16, 16 processors, driver 580, 2026-11-30), lists one behind the other, shares of one
+contiguous copy to the host and back: pieces of 32 KiB in 64 classic allocations reach .57 and .53 with one thread, .94
+and .94 with two, .97 and .96 with three, each with a stream of its own; both ways at once .53, .66 and .61. The driver
+takes one piece in .5 to 1 us from one thread, and about two in a microsecond from however many. Strided copies, of
+which it needs few, gain nothing by more threads or streams.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from devipc.errors import DevIPCError
+from devipc.hicache.submitters import Submitters
 from devipc.interfaces.transfer import DeviceTransfer, Stream
 
 if TYPE_CHECKING:
@@ -25,8 +30,11 @@ __all__ = ["FORMS", "Fan"]
 FORMS = ("strided", "plain", "fanned")
 """How copies are submitted, and counted: strided, plain, and those of the plain ones that went to several streams."""
 
-PIECES = 256
+PIECES = 512
 """How many copies a stream gets at a time, so that all have work while the processor still submits."""
+_MEANWHILE_PIECES = 4096
+_THREADS_EACH = 2
+"""How many threads submit at most for each of two lanes that are at work."""
 _log = logging.getLogger("devipc.hicache")
 
 
@@ -41,33 +49,47 @@ class Fan:
         The lane's.
     count, priority : int
         Side streams, and their priority; made when they are first needed. None: all goes on the lane's stream.
+    threads : int
+        How many submit at a time, the lane's own among them.
 
     Attributes
     ----------
+    threads : int
+        As given.
     counts : dict
         Copies so far, for each of :data:`FORMS`.
+    meanwhile : callable or None
+        Called by one more thread while the others submit a long list; the list is over when this has returned, too.
     """
 
-    def __init__(self, transfer: DeviceTransfer, markers: MarkerPool, *, count: int, priority: int) -> None:
+    def __init__(
+        self, transfer: DeviceTransfer, markers: MarkerPool, *, count: int, priority: int, threads: int = 1
+    ) -> None:
         self._transfer = transfer
         self._markers = markers
         self._count = count
         self._priority = priority
+        self.threads = threads
+        self._submitters = Submitters()
         self._sides: list[Stream] = []
         self.counts = dict.fromkeys(FORMS, 0)
+        self.meanwhile: Callable[[], None] | None = None
 
-    def put(self, stream: Stream, copies: CopyList) -> None:
-        """Submit ``copies``; what ``stream`` is given later runs behind all of them, after an error too."""
+    def put(self, stream: Stream, copies: CopyList, *, alone: bool = True) -> None:
+        """Submit ``copies``; what ``stream`` is given later runs behind all of them, after an error too.
+
+        Beside another lane that is at work (not ``alone``) fewer threads submit: they would wait for each other.
+        """
         self.counts["strided"] += len(copies.strided)
         self.counts["plain"] += len(copies.nbytes)
         if len(copies.strided):
             self._transfer.copy_strided(stream, copies.strided)
         if len(copies.nbytes) > PIECES and self._count:
-            self._spread(stream, copies)
+            self._spread(stream, copies, self.threads if alone else min(self.threads, _THREADS_EACH))
         elif len(copies.nbytes):
             self._transfer.copy_batch(stream, copies.dst, copies.src, copies.nbytes)
 
-    def _spread(self, stream: Stream, copies: CopyList) -> None:
+    def _spread(self, stream: Stream, copies: CopyList, threads: int) -> None:
         self.counts["fanned"] += len(copies.nbytes)
         needed = min(self._count, (len(copies.nbytes) - 1) // PIECES)  # one more costs three calls
         while len(self._sides) < needed:
@@ -78,13 +100,23 @@ class Fan:
             for side in sides:
                 self._transfer.wait_marker(side, begun)
             lanes = [stream, *sides]
-            for number, at in enumerate(range(0, len(copies.nbytes), PIECES)):
-                part, lane = slice(at, at + PIECES), lanes[number % len(lanes)]
-                self._transfer.copy_batch(lane, copies.dst[part], copies.src[part], copies.nbytes[part])
+            parts = [(at, number % len(lanes)) for number, at in enumerate(range(0, len(copies.nbytes), PIECES))]
+            threads = min(threads, len(lanes))
+            shares = [[part for part in parts if part[1] % threads == thread] for thread in range(threads)]
+            works: list[Callable[[], None]] = [partial(self._put_on, lanes, copies, share) for share in shares]
+            if self.meanwhile is not None and threads > 1 and len(copies.nbytes) >= _MEANWHILE_PIECES:
+                works.append(self.meanwhile)
+            self._submitters.run(works)
         finally:
             self._markers.give_back(begun)
             for side in sides:
                 self._join(side, stream)
+
+    def _put_on(self, lanes: Sequence[Stream], copies: CopyList, parts: Sequence[tuple[int, int]]) -> None:
+        """Submit parts, each the copies from the first number on, to the lane of the second. A lane has one thread."""
+        for at, lane in parts:
+            some = slice(at, at + PIECES)
+            self._transfer.copy_batch(lanes[lane], copies.dst[some], copies.src[some], copies.nbytes[some])
 
     def _join(self, side: Stream, stream: Stream) -> None:
         done = self._markers.record(side)
@@ -94,7 +126,8 @@ class Fan:
             self._markers.give_back(done)
 
     def close(self) -> None:
-        """Destroy the side streams, behind the lane's own. A lost device gives nothing back."""
+        """Destroy the side streams, behind the lane's own, and end the threads. A lost device gives nothing back."""
+        self._submitters.close()
         while self._sides:
             try:
                 self._transfer.destroy_stream(self._sides.pop())

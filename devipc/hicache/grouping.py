@@ -13,7 +13,7 @@ from itertools import chain, pairwise
 
 from devipc.hicache.strips import CostModel, Strips
 
-__all__ = ["Load", "cut"]
+__all__ = ["Load", "cut", "took"]
 
 _SHARE = 0.06
 """How much longer the whole may take for being cut."""
@@ -82,6 +82,12 @@ def cut(page_count: int, layers: Sequence[int], load: Callable[[int, int], Load]
             break
         best, chosen = found, ranges
     return chosen
+
+
+def took(ranges: Sequence[tuple[int, int]], load: Callable[[int, int], Load]) -> Load:
+    """Return what all ``ranges`` take, one behind the other: until they are submitted, and until they are moved."""
+    loads = [load(*one) for one in ranges]
+    return Load(sum(one.submit_s for one in loads), _ends_s(loads)[-1])
 
 
 def _pass_s(counts: Sequence[int], ends: Sequence[float], layer_s: float) -> float:

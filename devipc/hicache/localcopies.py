@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from itertools import chain, islice
 
 from devipc.absence import need_transfer
 from devipc.errors import DevIPCError
@@ -16,19 +17,21 @@ from devipc.hicache.copies import OpenedPool, Opener
 from devipc.hicache.fan import Fan
 from devipc.hicache.floor import contiguous_nbytes_per_s, measured_costs
 from devipc.hicache.layout import PoolLayout
-from devipc.hicache.mover import BouncedMover, MarkerPool, Mover, PinnedMover
+from devipc.hicache.mover import BouncedMover, Lists, MarkerPool, Mover, PinnedMover
 from devipc.hicache.planner import LAYER_GROUPS, Direction, Planner
 from devipc.hicache.pools import Pool
 from devipc.hicache.records import Places
 from devipc.hicache.requests import CompletionFence, PageIds, RegisterPool, SignalledFence
 from devipc.hicache.results import defect
+from devipc.hicache.submitters import submitter_count
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import DeviceTransfer, Marker, Stream
 
 __all__ = ["LocalCarrier", "LocalCopies", "LocalJob"]
 
 _PRIORITY = {Direction.RESTORE: -1, Direction.BACKUP: 0}  # a lower number runs first
-_SIDE_STREAMS = 3
+_SIDE_STREAMS = 2
+_LISTS_AHEAD = 6  # a list has at most 512 runs of pages
 _log = logging.getLogger("devipc.hicache")
 
 
@@ -54,6 +57,7 @@ class LocalJob:
         assert self._marker is not None
         if not self._copies.transfer.query_marker(self._marker):
             return False
+        self._copies.flying -= 1
         self._copies.markers.give_back(self._marker)
         self._marker, self._done = None, True
         return True
@@ -78,7 +82,11 @@ class LocalCopies:
         self.transfer = transfer
         self.stream: Stream = transfer.create_stream(priority=_PRIORITY[direction])
         self.markers = MarkerPool(transfer)
-        self.fan = Fan(transfer, self.markers, count=_SIDE_STREAMS, priority=_PRIORITY[direction])
+        self.fan = Fan(
+            transfer, self.markers, count=_SIDE_STREAMS, priority=_PRIORITY[direction], threads=submitter_count()
+        )
+        self.flying = 0
+        self.opposite: LocalCopies | None = None
         self.mover: Mover  # set by the carrier before the first job
         self.wake: Callable[[], None] = lambda: None
         self.stopped: Callable[[], bool] = lambda: (
@@ -96,11 +104,30 @@ class LocalCopies:
         assert isinstance(pool.opened, Planner)
         return self.move(pool.opened, direction, pages, places, fence)  # type: ignore[arg-type]
 
+    @property
+    def _alone(self) -> bool:
+        """True when the other direction has nothing to move now."""
+        return self.opposite is None or not self.opposite.flying
+
+    def plan(self, planner: Planner, direction: Direction, pages: PageIds, places: Places) -> Lists | None:
+        """Return the copies of :meth:`move`, of which the first lists are made now; any thread. Errors as there."""
+        lists = self.mover.lists(planner, direction, pages, places, alone=self._alone, soon=False)
+        return None if lists is None else chain(list(islice(lists, _LISTS_AHEAD)), lists)
+
     def move(
-        self, planner: Planner, direction: Direction, pages: PageIds, places: Places, fence: SignalledFence
+        self,
+        planner: Planner,
+        direction: Direction,
+        pages: PageIds,
+        places: Places,
+        fence: SignalledFence,
+        *,
+        lists: Lists | None = None,
     ) -> LocalJob:
-        """As :meth:`start`, for a pool whose planner is at hand."""
+        """As :meth:`start`, for a pool whose planner is at hand; ``lists`` are what :meth:`plan` returned, if asked."""
+        alone, soon = self._alone, not self.flying
         job = LocalJob(self)
+        self.flying += 1
         try:
             if len(places.offset):
                 self.mover.move(
@@ -110,6 +137,9 @@ class LocalCopies:
                     places,
                     self.stream,
                     lambda group: fence.signal(self.stream, group + 1),
+                    lists=lists,
+                    alone=alone,
+                    soon=soon,
                 )
             else:
                 fence.signal(self.stream, 1)
@@ -184,6 +214,8 @@ class LocalCarrier:
                 copies.close()
             self.pinned.close()
             raise
+        one, other = self._copies.values()
+        one.opposite, other.opposite = other, one
         host = arena if self.pinned.bounce is None else self.pinned.bounce
         stream = self._copies[Direction.RESTORE].stream
         self.floor_nbytes_per_s = contiguous_nbytes_per_s(device, stream, host.address, host.nbytes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from devipc.errors import BoundsError, ClosedError, DevIPCError, UsageError
 from devipc.hicache.arena import HostArena
+from devipc.hicache.expand import CopyList
 from devipc.hicache.fan import Fan
 from devipc.hicache.hosttier import HostTier
 from devipc.hicache.layout import PoolLayout
@@ -25,7 +26,10 @@ from devipc.hicache.strips import CostModel
 from devipc.interfaces.transfer import DeviceTransfer, Marker, Stream
 from devipc.memfd import SharedMap
 
-__all__ = ["BouncedMover", "MarkerPool", "Mover", "PinnedMover"]
+__all__ = ["BouncedMover", "Lists", "MarkerPool", "Mover", "PinnedMover"]
+
+Lists = Iterator[tuple[CopyList, int]]
+"""What :meth:`~devipc.hicache.planner.Planner.copies` yields."""
 
 _PAUSE_S = 50e-6
 _FIRST_RUNS, _PART_RUNS = 16, 512
@@ -99,6 +103,23 @@ class Mover(Protocol):
         """
         ...
 
+    def lists(
+        self,
+        planner: Planner,
+        direction: Direction,
+        pages: npt.NDArray[np.int64],
+        places: Places,
+        *,
+        alone: bool,
+        soon: bool,
+    ) -> Lists | None:
+        """Return the copies of :meth:`move`, made one list after the other; None where they are not known beforehand.
+
+        ``alone``: the other direction has nothing to move now. ``soon``: the stream has nothing to do, so that what
+        takes long begins with a list that is made and submitted at once.
+        """
+        ...
+
     def move(
         self,
         planner: Planner,
@@ -107,11 +128,15 @@ class Mover(Protocol):
         places: Places,
         stream: Stream,
         on_group: Callable[[int], None],
+        *,
+        lists: Lists | None = None,
+        alone: bool = True,
+        soon: bool = True,
     ) -> None:
         """Put the copies of ``pages`` on ``stream``; call ``on_group(k)`` behind those of layer group ``k`` (from 0).
 
         Of groups that are submitted as one, only the last is told. A backup has one group. What was put there before
-        an error stays there: wait for it.
+        an error stays there: wait for it. ``lists`` are what :meth:`lists` has returned for them, when it was asked.
         """
         ...
 
@@ -178,6 +203,34 @@ class PinnedMover:
             regions=_regions(regions),
             cost=self._cost,
             groups=self._groups,
+            threads=self._fan.threads,
+        )
+
+    def lists(
+        self,
+        planner: Planner,
+        direction: Direction,
+        pages: npt.NDArray[np.int64],
+        places: Places,
+        *,
+        alone: bool,
+        soon: bool,
+    ) -> Lists:
+        """See :class:`Mover`."""
+        base = places.offset + self._arena.address
+        if places.span is None or places.index is None:
+            host = HostPages.blocks(base)
+        else:
+            host = HostPages.extents(base, places.span, places.index)
+        return planner.copies(
+            direction,
+            pages,
+            host,
+            by_layer_group=direction is Direction.RESTORE,
+            alone=alone,
+            first_runs=_FIRST_RUNS if soon else 0,
+            part_runs=_PART_RUNS,
+            apart_nbytes=_APART_NBYTES if soon else 0,
         )
 
     def move(
@@ -188,28 +241,19 @@ class PinnedMover:
         places: Places,
         stream: Stream,
         on_group: Callable[[int], None],
+        *,
+        lists: Lists | None = None,
+        alone: bool = True,
+        soon: bool = True,
     ) -> None:
         """See :class:`Mover`."""
-        base = places.offset + self._arena.address
-        if places.span is None or places.index is None:
-            host = HostPages.blocks(base)
-        else:
-            host = HostPages.extents(base, places.span, places.index)
-        by_layer_group = direction is Direction.RESTORE
-        # Each list is made while the copies of those before it run.
-        parts = planner.copies(
-            direction,
-            pages,
-            host,
-            by_layer_group=by_layer_group,
-            first_runs=_FIRST_RUNS,
-            part_runs=_PART_RUNS,
-            apart_nbytes=_APART_NBYTES,
-        )
-        for copies, end in parts:
-            self._fan.put(stream, copies)
+        if lists is None:  # each is made while the copies of those before it run
+            lists = self.lists(planner, direction, pages, places, alone=alone, soon=soon)
+        restore = direction is Direction.RESTORE
+        for copies, end in lists:
+            self._fan.put(stream, copies, alone=alone)
             if end:
-                on_group(end - 1 if by_layer_group else 0)
+                on_group(end - 1 if restore else 0)
 
 
 class BouncedMover:
@@ -258,6 +302,18 @@ class BouncedMover:
         arena = (self._bounce.address, self._bounce.nbytes)
         return Planner(layout, addresses, arena=arena, regions=_regions(regions), groups=self._groups)
 
+    def lists(
+        self,
+        planner: Planner,
+        direction: Direction,
+        pages: npt.NDArray[np.int64],
+        places: Places,
+        *,
+        alone: bool,
+        soon: bool,
+    ) -> None:
+        """See :class:`Mover`: they depend on what is in the buffer."""
+
     def move(
         self,
         planner: Planner,
@@ -266,6 +322,10 @@ class BouncedMover:
         places: Places,
         stream: Stream,
         on_group: Callable[[int], None],
+        *,
+        lists: Lists | None = None,
+        alone: bool = True,
+        soon: bool = True,
     ) -> None:
         """See :class:`Mover`. When it returns, the copies are done."""
         page = planner.page_nbytes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -18,7 +18,8 @@ from devipc.errors import UsageError
 from devipc.hicache.bounds import check_pages, check_places
 from devipc.hicache.expand import Assembly, CopyList, PageRuns
 from devipc.hicache.few import FEW
-from devipc.hicache.grouping import Load, cut
+from devipc.hicache.forms import Form, choose_form
+from devipc.hicache.grouping import Load
 from devipc.hicache.layout import PoolLayout
 from devipc.hicache.strips import CostModel, Limits, Strips, cells_of, compile_strips
 from devipc.types import HandleKind
@@ -204,6 +205,8 @@ class Planner:
         Of the device.
     groups : sequence of int
         Sizes of the first layer groups.
+    threads : int
+        How many submit long batches of plain copies at a time.
 
     Raises
     ------
@@ -222,6 +225,7 @@ class Planner:
         limits: Limits | None = None,
         cost: CostModel | None = None,
         groups: Sequence[int] = LAYER_GROUPS,
+        threads: int = 1,
     ) -> None:
         regions = range(len(layout.chunks)) if regions is None else regions
         if not len(addresses) == len(regions) == len(layout.chunks):
@@ -251,31 +255,42 @@ class Planner:
         cells = cells_of(layout, addresses, regions)
         group_of = {layer: number for number, group in enumerate(self.groups) for layer in group}
         self._cells = [(group_of[layer], cell) for layer, cell in cells]
-        self._ranges: dict[tuple[int, int], _Tables] = {}
-        self._cuts: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
-        self._cut(1, 1)  # makes the tables that most plans need
+        self._ranges: dict[tuple[int, int], tuple[_Tables, _Tables]] = {}
+        self._forms: dict[tuple[int, int, bool, int], Form] = {}
+        self._threads = threads
+        usual_s = CostModel().entry_s
+        near = usual_s / 2 <= self.cost.entry_s <= 2 * usual_s
+        # What one thread takes for an entry varies by two from moment to moment, what several reach together does not.
+        self._batch_cost = replace(self.cost, entry_s=usual_s) if near else self.cost
+        self._form(1, 1, by_layer_group=True, alone=True)  # makes the tables that most plans need
 
-    def _tables(self, begin: int, end: int) -> _Tables:
+    def _tables(self, begin: int, end: int, *, plain: bool) -> _Tables:
         """Return the tables of layer groups ``begin .. end - 1``, made once."""
         found = self._ranges.get((begin, end))
         if found is None:
             cells = [cell for group, cell in self._cells if begin <= group < end]  # in the order of host memory
-            found = self._ranges[begin, end] = _Tables(
-                compile_strips(cells, limits=self._limits, cost=self.cost, block_nbytes=self.block_nbytes),
-                compile_strips(cells, limits=self._limits, cost=self.cost),
+            blocks = compile_strips(cells, limits=self._limits, cost=self.cost, block_nbytes=self.block_nbytes)
+            extents = compile_strips(cells, limits=self._limits, cost=self.cost)
+            found = self._ranges[begin, end] = (
+                _Tables(Strips.of(blocks), Strips.of(extents)),
+                _Tables(Strips.of(blocks, plain=True), Strips.of(extents, plain=True)),
             )
-        return found
+        return found[plain]
 
-    def _cut(self, page_count: int, run_count: int) -> tuple[tuple[int, int], ...]:
-        """Return the layer groups that are submitted as one, for about so many pages in so many runs."""
+    def _form(self, page_count: int, run_count: int, *, by_layer_group: bool, alone: bool) -> Form:
+        """Return how about so many pages in so many runs are copied, and which layer groups are submitted as one."""
         pages, length = (number.bit_length() - 1 for number in (page_count, page_count // run_count))
-        found = self._cuts.get((pages, length))
+        threads = self._threads if alone else 1
+        found = self._forms.get((pages, length, by_layer_group, threads))
         if found is None:
-            found = self._cuts[pages, length] = cut(
-                2**pages,
-                [len(group) for group in self.groups],
-                lambda begin, end: Load.of(self._tables(begin, end).blocks, self.cost, 2**-length),
-            )
+
+            def load(plain: bool, begin: int, end: int) -> Load:  # noqa: FBT001
+                cost = self._batch_cost if plain else self.cost
+                return Load.of(self._tables(begin, end, plain=plain).blocks, cost, 2**-length)
+
+            layers = [len(group) for group in self.groups]
+            found = choose_form(2**pages, layers, load, by_layer_group=by_layer_group, threads=threads)
+            self._forms[pages, length, by_layer_group, threads] = found
         return found
 
     def plan(
@@ -313,6 +328,7 @@ class Planner:
         host: HostPages,
         *,
         by_layer_group: bool = False,
+        alone: bool = True,
         first_runs: int = 0,
         part_runs: int = 0,
         apart_nbytes: int = 0,
@@ -323,6 +339,8 @@ class Planner:
 
         Parameters
         ----------
+        alone : bool
+            Whether the device has nothing else to copy meanwhile: with ``threads``, batches may be sooner over then.
         first_runs, part_runs : int
             Most runs of pages in the very first list of many, and in any; 0: no limit.
         apart_nbytes : int
@@ -351,8 +369,9 @@ class Planner:
         if run_count < 2 * first_runs:  # few, which may be large
             first_runs = run_count // 4 if 0 < apart_nbytes <= len(ids) * self.page_nbytes else 0
         first = _first(parts, first_runs) if first_runs else parts
-        for begin, end in self._cut(len(ids), run_count) if by_layer_group else ((0, count),):
-            tables = self._tables(begin, end)
+        form = self._form(len(ids), run_count, by_layer_group=by_layer_group, alone=alone)
+        for begin, end in form.ranges:
+            tables = self._tables(begin, end, plain=form.plain)
             for number, part in enumerate(first, 1):
                 assembly = Assembly(self._limits, self.cost, to_host=direction is Direction.BACKUP)
                 for runs in part:

@@ -8,7 +8,7 @@ pool and layer group. It sees no page id.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -40,10 +40,11 @@ class Limits:
 class CostModel:
     """What copies cost, in seconds, beside their bytes; used to choose among forms and to estimate a plan.
 
-    The defaults were read on one H200 over PCIe 5 x16 on 2026-11-29 (a driver call from Python about 4 us, a row 30 to
-    65 ns, an entry of a batch .5 to .9 us, of which the device's are .46 us, 55 GB/s; on 2026-11-30 restores that were
-    cut into more lists took about 3 us longer for each strided copy more). An engine measures the calls, rows, entries
-    and bytes of its own device when it begins: :func:`~devipc.hicache.floor.measured_costs`.
+    The defaults were read on one H200 over PCIe 5 x16 (2026-11-29: a driver call from Python about 4 us, a row 30 to
+    65 ns, an entry of a batch .5 to 1 us, 55 GB/s; 2026-11-30, lists one behind the other: the device takes 3 to 5 us
+    more for each strided copy, of 32 to 64 rows, and 15 to 50 ns for each entry that several threads submit). An
+    engine measures the calls, rows, entries and bytes of its own device when it begins:
+    :func:`~devipc.hicache.floor.measured_costs`.
 
     Parameters
     ----------
@@ -63,8 +64,8 @@ class CostModel:
     row_s: float = 45e-9
     entry_s: float = 0.7e-6
     byte_s: float = 1 / 55e9
-    copy_s: float = 0.5e-6
-    strided_s: float = 3e-6
+    copy_s: float = 30e-9
+    strided_s: float = 4e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +208,10 @@ class Strips:
     rows: tuple[U64, U64]
 
     @classmethod
-    def of(cls, table: StripTable) -> Strips:
-        """Sort ``table``."""
+    def of(cls, table: StripTable, *, plain: bool = False) -> Strips:
+        """Sort ``table``; ``plain``: whatever can be entries of a batch is, strided or not."""
+        if plain:
+            table = replace(table, strided=np.zeros(len(table), np.bool_))
         pages, wide = table.choice(), table.where(table.joins_width)
         return cls(
             table,
@@ -237,7 +240,7 @@ class _Strip:
 
 def compile_strips(
     cells: Sequence[Cell], *, limits: Limits, cost: CostModel, block_nbytes: int | None = None
-) -> Strips:
+) -> StripTable:
     """Join ``cells`` into the fewest strips, for extents of any length or for blocks of one page.
 
     Parameters
@@ -263,7 +266,7 @@ def compile_strips(
             strips = [_coalesced(strip, limits) for strip in strips]
         if not best or len(strips) < len(best):
             best = strips
-    return Strips.of(_table(best, limits, cost, blocks=blocks))
+    return _table(best, limits, cost, blocks=blocks)
 
 
 def _in_block(cell: Cell, block_nbytes: int) -> Cell:

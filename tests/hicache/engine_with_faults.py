@@ -4,8 +4,10 @@ With ``DEVIPC_TEST_ENGINE_FAULTS`` set to a folder, it listens there at ``<its p
 :class:`Faults` sends from a test: stall and resume the stream of one direction, slow copies down, refuse to pin, refuse
 copies, hang in a copy, lose the device, end by SIGKILL at a chosen call, say what the process holds.
 ``DEVIPC_TEST_ENGINE_PIN_NBYTES`` limits pinning from the start, ``DEVIPC_TEST_ENGINE_KILL_AT`` counts calls from the
-start, ``DEVIPC_TEST_ENGINE_NO_SYNC`` leaves the device without synchronisation. At its end on a simulated driver it
-writes into ``<its pid>.left`` there what that still holds, and which calls were kept from it by a layer in between.
+start, ``DEVIPC_TEST_ENGINE_NO_SYNC`` leaves the device without synchronisation, ``DEVIPC_TEST_ENGINE_SUBMITTERS`` has
+so many threads submit, also what is short, all in batches, and counts the orders that were taken ahead. At its end on a
+simulated driver it writes into ``<its pid>.left`` there what that still holds, and which calls were kept from it by a
+layer in between.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from typing import Any, cast
 from devipc.calltrace import observe
 from devipc.channel.link import Link
 from devipc.errors import DriverError
+from devipc.hicache import fan, forms, localcopies
+from devipc.hicache.engineproc.orders import Orders
 from devipc.hicache.engineproc.process import main
 from devipc.interfaces.backend import Device
 from devipc.registry import load_backend
@@ -36,8 +40,8 @@ from tests.hicache.faulty import FaultyDevice
 from tests.hicache.held import Held
 from tests.hicache.holding import hold
 
-FOLDER, PIN_NBYTES, KILL_AT, NO_SYNC = (
-    f"DEVIPC_TEST_ENGINE_{name}" for name in ("FAULTS", "PIN_NBYTES", "KILL_AT", "NO_SYNC")
+FOLDER, PIN_NBYTES, KILL_AT, NO_SYNC, SUBMITTERS = (
+    f"DEVIPC_TEST_ENGINE_{name}" for name in ("FAULTS", "PIN_NBYTES", "KILL_AT", "NO_SYNC", "SUBMITTERS")
 )
 MODULE = "tests.hicache.engine_with_faults"
 LEFT = ".left"
@@ -138,6 +142,10 @@ class Faults:
         """How many such calls there were."""
         return int(self._ask("calls"))
 
+    def ahead(self) -> int:
+        """How many orders were taken while copies of others were being submitted."""
+        return int(self._ask("ahead"))
+
     def opening(self) -> int:
         """How many threads wait for what a client answers to the question for its memory."""
         return int(self._ask("opening"))
@@ -159,7 +167,7 @@ class Switches:
         self.stalled: set[str] = set()
         self.delay_s = self.hang_s = self.hold_s = 0.0
         self.refuse_after, self.refuse_count = 0, 0
-        self.calls = 0
+        self.calls = self.ahead = 0
         self.kill_call = int(os.environ.get(KILL_AT, "0"))
 
     def fault(self, name: str) -> None:
@@ -210,6 +218,8 @@ class Switches:
                 self.kill_call = self.calls + values["call"]
             case "calls":
                 return self.calls
+            case "ahead":
+                return self.ahead
             case "held":
                 return asdict(Held.now())
             case "opening":
@@ -327,8 +337,25 @@ def left(made: Counter[str]) -> dict[str, int]:
     return found
 
 
+def spread(threads: int, switches: Switches) -> None:
+    """Have ``threads`` submit all copies, in short pieces of batches."""
+    localcopies.submitter_count = lambda: threads
+    fan.PIECES, fan._MEANWHILE_PIECES = 4, 8
+    forms._LEAST_GAIN, forms._MOST_SUBMITTING, forms._BEGIN_S = -1e9, 1e9, 0.0
+    take_ahead = Orders.take_ahead
+
+    def counted(orders: Orders) -> None:
+        before = orders.empty
+        take_ahead(orders)
+        switches.ahead += before and not orders.empty
+
+    Orders.take_ahead = counted  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
     made = Switches()
+    if SUBMITTERS in os.environ:
+        spread(int(os.environ[SUBMITTERS]), made)
     calls: Counter[str] = Counter()
     if folder := os.environ.get(FOLDER):
         listen(str(Path(folder) / f"{os.getpid()}.faults"), made)

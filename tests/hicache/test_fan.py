@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,18 +17,18 @@ from devipc.hicache.mover import MarkerPool
 from devipc.host.backend import HostBackend, HostDevice
 from devipc.probe.stage import Stage
 
-PIECES, WIDTH = 1500, 64
+PIECES, WIDTH = 2500, 64
 NBYTES = PIECES * WIDTH
 
 
 class Rig:
     """A fan of two side streams, and memory to copy between."""
 
-    def __init__(self, device: HostDevice) -> None:
+    def __init__(self, device: HostDevice, threads: int) -> None:
         self.transfer = device.transfer
         self.markers = MarkerPool(self.transfer)
         self.stream = self.transfer.create_stream()
-        self.fan = Fan(self.transfer, self.markers, count=2, priority=0)
+        self.fan = Fan(self.transfer, self.markers, count=2, priority=0, threads=threads)
         self.source, self.target = Stage(device, NBYTES), Stage(device, NBYTES)
         self.source.view[:NBYTES] = np.random.default_rng(2).integers(0, 255, NBYTES, np.uint8).tobytes()
 
@@ -47,10 +49,10 @@ class Rig:
         self.target.close()
 
 
-@pytest.fixture
-def rig() -> Iterator[Rig]:
+@pytest.fixture(params=[1, 2, 3])
+def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     device = HostBackend().open_device()
-    made = Rig(device)
+    made = Rig(device, request.param)
     yield made
     made.close()
     device.close()
@@ -97,7 +99,7 @@ def test_what_began_before_an_error_is_waited_for(rig: Rig) -> None:
 
 
 def test_few_pieces_need_no_side_streams(rig: Rig) -> None:
-    rig.copy(*(column[: 99 + 256] for column in rig.pieces()))
+    rig.copy(*(column[: 99 + 512] for column in rig.pieces()))
     rig.transfer.synchronize_stream(rig.stream)
     assert rig.fan._sides == []
 
@@ -111,10 +113,44 @@ def test_no_side_stream_waits_that_gets_no_piece(rig: Rig, monkeypatch: pytest.M
         wait(stream, marker)
 
     monkeypatch.setattr(rig.transfer, "wait_marker", counted)
-    for pieces, sides in ((2 * 256, 1), (1500 - 99, 2), (2 * 256, 1)):
+    for pieces, sides in ((2 * 512, 1), (PIECES - 99, 2), (2 * 512, 1)):
         waits.clear()
         rig.copy(*(column[: 99 + pieces] for column in rig.pieces()))
         # Each side waits for the stream, and the stream for each.
         assert [stream is rig.stream for stream in waits].count(True) == sides == len(waits) // 2
     rig.transfer.synchronize_stream(rig.stream)
     assert bytes(rig.target.view[:NBYTES]) == bytes(rig.source.view[:NBYTES])
+
+
+def test_each_stream_has_one_thread_and_beside_another_lane_there_are_fewer(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, by = rig.transfer.copy_batch, dict[int, set[int]]()
+
+    def counted(stream: Any, *columns: Any) -> None:
+        by.setdefault(id(stream), set()).add(threading.get_ident())
+        time.sleep(0.02)  # or one thread might do it all
+        batch(stream, *columns)
+
+    monkeypatch.setattr(rig.transfer, "copy_batch", counted)
+    copies = CopyList(CopyList.empty().strided, *rig.pieces())
+    for alone, most in ((True, 3), (False, 2)):
+        by.clear()
+        rig.fan.put(rig.stream, copies, alone=alone)
+        rig.transfer.synchronize_stream(rig.stream)
+        assert [len(threads) for threads in by.values()] == [1, 1, 1]
+        assert len(set.union(*by.values())) == min(rig.fan.threads, most)
+        assert bytes(rig.target.view[:NBYTES]) == bytes(rig.source.view[:NBYTES])
+
+
+def test_something_else_is_done_meanwhile_where_there_are_threads_and_a_list_is_long(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    did: list[str] = []
+    rig.fan.meanwhile = lambda: did.append("")
+    rig.copy(*rig.pieces())
+    assert not did
+    monkeypatch.setattr("devipc.hicache.fan._MEANWHILE_PIECES", PIECES - 99)
+    rig.copy(*rig.pieces())
+    rig.transfer.synchronize_stream(rig.stream)
+    assert len(did) == (rig.fan.threads > 1)

@@ -61,9 +61,9 @@ def test_a_part_of_what_takes_long_goes_first(
     arena.view[: arena.nbytes] = bytes(arena.nbytes)
     whole = mover._fan.put
 
-    def counted(stream: Any, copies: Any) -> None:
+    def counted(stream: Any, copies: Any, **options: Any) -> None:
         put.append(copies.total_nbytes // (PLANES * ROW))
-        whole(stream, copies)
+        whole(stream, copies, **options)
 
     monkeypatch.setattr(mover._fan, "put", counted)
     ends = np.cumsum(np.array(lengths) + 1)  # a page is left out between two runs

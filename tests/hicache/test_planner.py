@@ -26,6 +26,7 @@ COSTS = [
     CostModel(call_s=1.0),
     CostModel(call_s=1e-9, row_s=0.0),
     CostModel(call_s=1e-6, row_s=1e-9, entry_s=1e-6),
+    CostModel(strided_s=1e9, entry_s=1e-5, byte_s=1.0),  # with several threads all is in batches
 ]
 LIMITS = [Limits(), Limits(max_pitch_nbytes=24, max_width_nbytes=16, max_height=3), Limits(max_pitch_nbytes=7)]
 ARENA = 1 << 40
@@ -47,6 +48,7 @@ def test_a_plan_moves_the_pages_and_nothing_else(data: st.DataObject) -> None:
         limits=limits,
         cost=data.draw(st.sampled_from(COSTS)),
         groups=data.draw(st.sampled_from([(1, 2, 4, 8), (2,), (1, 1)])),
+        threads=data.draw(st.sampled_from([1, 3])),
     )
     plan = planner.plan(direction_of(to_host=to_host), where.pages, where.host, by_layer_group=data.draw(st.booleans()))
     check_bytes(pool, where, plan, to_host=to_host)
@@ -195,7 +197,7 @@ def test_layer_groups_are_delivered_one_after_the_other() -> None:
     assert plan.ends == (1, 2, 3, 4, 5)
 
 
-@pytest.mark.parametrize(("page_tokens", "ends"), [(64, (1, 2, 3, 4, 5)), (16, (1, 5)), (1, (5,))])
+@pytest.mark.parametrize(("page_tokens", "ends"), [(64, (1, 2, 3, 4, 5)), (16, (1, 2, 5)), (1, (5,))])
 def test_groups_whose_own_copies_would_cost_too_much_are_submitted_as_one(
     page_tokens: int, ends: tuple[int, ...]
 ) -> None:

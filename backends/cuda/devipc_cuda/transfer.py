@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from devipc.spi import HostRegistration, Marker, MemoryInfo, Stream, UsageError
@@ -114,10 +114,15 @@ class CudaTransfer:
         The arrays are copied before the call returns. Ranges of zero bytes are passed over.
         """
         _check_arrays((dst, src, nbytes), shape=(len(dst),))
-        if len(dst):
-            import numpy as np
+        if not len(dst):
+            return
+        import numpy as np
 
+        if not nbytes.all() or self._crossed(((dst, dst + nbytes), (src, src + nbytes))).any():
             self._submit(stream, np.stack((dst, src, nbytes, nbytes, nbytes, np.ones_like(nbytes)), axis=1))
+            return
+        with self._context.enqueueing:  # most batches: nothing to leave out, nothing to cut
+            self._submission.flat(streams.native(stream), dst, src, nbytes, batch=_takes_batches(stream))
 
     def copy_strided(self, stream: Stream, copies: U64Array) -> None:
         """Enqueue ``n`` two-dimensional copies in any order; see the interface for the columns.
@@ -150,7 +155,7 @@ class CudaTransfer:
         if far.any():
             rows.append(np.array([row for copy in copies[far].tolist() for row in _rows_of(copy)], np.uint64))
         with self._context.enqueueing:
-            batch = not _is_default(stream) and not streams.is_capturing(stream)  # both refuse batches
+            batch = _takes_batches(stream)
             for some in rows:
                 self._submission.flat(native, some[:, 0], some[:, 1], some[:, 4] * some[:, 5], batch=batch)
             if near.any():
@@ -162,20 +167,33 @@ class CudaTransfer:
 
         return Submission()
 
+    def _crossed(self, ranges: Iterable[tuple[U64Array, U64Array]]) -> Any:
+        """Return which copies cross a border, of whose sides these are the begins and ends; False for none at all."""
+        import numpy as np
+
+        borders = self._host.borders
+        crossed = np.False_
+        if borders:
+            edges = np.array(borders, np.uint64)
+            for begin, end in ranges:
+                crossed = crossed | (
+                    np.searchsorted(edges, begin, side="right") != np.searchsorted(edges, end, side="left")
+                )
+        return crossed
+
     def _uncrossed(self, copies: U64Array) -> U64Array:
         """Split at the borders between registrations, of which there usually are none."""
-        borders = self._host.borders
-        if not borders or not len(copies):
+        if not len(copies):
+            return copies
+        rows = copies[:, 5] - 1
+        crossed = self._crossed(
+            (base, base + rows * pitch + copies[:, 4])
+            for base, pitch in ((copies[:, 0], copies[:, 2]), (copies[:, 1], copies[:, 3]))
+        )
+        if not crossed.any():
             return copies
         import numpy as np
 
-        edges = np.array(borders, np.uint64)
-        crossed = np.zeros(len(copies), np.bool_)
-        for base, pitch in ((copies[:, 0], copies[:, 2]), (copies[:, 1], copies[:, 3])):
-            end = base + (copies[:, 5] - np.uint64(1)) * pitch + copies[:, 4]
-            crossed |= np.searchsorted(edges, base, side="right") != np.searchsorted(edges, end, side="left")
-        if not crossed.any():
-            return copies
         parts = [part for copy in copies[crossed].tolist() for part in self._host.split(tuple(copy))]
         return np.concatenate((copies[~crossed], np.array(parts, np.uint64)))
 
@@ -241,9 +259,10 @@ class CudaTransfer:
         return MemoryInfo(int(free), int(total))
 
 
-def _is_default(stream: Stream) -> bool:
-    """Return True for the default streams, which refuse batches."""
-    return isinstance(stream, CudaStream) and stream.is_default
+def _takes_batches(stream: Stream) -> bool:
+    """Return False for default streams and those that record a graph, which refuse batches; the context is current."""
+    is_default = isinstance(stream, CudaStream) and stream.is_default
+    return not is_default and not streams.is_capturing(stream)
 
 
 def _live(marker: Marker) -> CudaMarker:

@@ -6,6 +6,7 @@ and places are checked again here, whatever the supervisor has checked.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import select
 import threading
@@ -15,9 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from devipc.channel.hello import encode_error
-from devipc.errors import CompletionTimeout, DevIPCError, StaleError
+from devipc.errors import CompletionTimeout, DevIPCError
 from devipc.hicache import jobs as j
 from devipc.hicache.engineproc.clients import Clients, EngineClient, MappedPool
+from devipc.hicache.engineproc.orders import CopyOrder, Orders, RefusedOrder
 from devipc.hicache.engineproc.timeline import JobFence, Timeline
 from devipc.hicache.localcopies import LocalCopies, LocalJob
 from devipc.hicache.planner import Direction
@@ -98,8 +100,7 @@ class JobLane:
         self.direction = direction
         self.moved = 0
         self._copies = copies
-        self._orders = orders
-        self._clients = clients
+        self._orders = Orders(orders, clients, copies, direction)
         self._pulse = pulse
         self._report = report
         self._lose = lose
@@ -109,6 +110,7 @@ class JobLane:
         self._owed: set[Timeline] = set()
         self._stopping = False
         copies.stopped = self._get_on
+        copies.fan.meanwhile = self._orders.take_ahead
         self._thread = threading.Thread(target=self._run, name=f"devipc-engine-{direction.value}", daemon=True)
 
     def start(self) -> None:
@@ -134,22 +136,24 @@ class JobLane:
     def _run(self) -> None:
         quiet_since = time.monotonic()
         while True:
+            order: CopyOrder | RefusedOrder | None = None
             try:
-                order = self._orders.take(timeout_s=self._pause_s(quiet_since))
-            except CompletionTimeout:
-                order = b""
+                with contextlib.suppress(CompletionTimeout):
+                    order = self._orders.take(timeout_s=self._pause_s(quiet_since))
             except DevIPCError as error:
                 self._lose(error)
                 return
-            idle = not (order or self._flying or self._owed)
+            idle = order is None and not (self._flying or self._owed)
             if not (idle and self._stopping):
                 self._pulse.busy(self.direction.value)
                 try:
-                    if order:
+                    if isinstance(order, CopyOrder):
                         self._begin(order)
+                    elif order is not None:
+                        self._report(j.Done(order.job, encode_error(order.error)))
                     elif idle:  # who begins nothing on a device that is lost would never learn of it
                         self._copies.check()
-                    if self._look() or order:
+                    if self._look() or order is not None:
                         quiet_since = time.monotonic()
                 except BaseException as error:  # a stream of which nothing is known, or a defect: the process ends
                     _log.exception("the engine process ends")
@@ -157,11 +161,13 @@ class JobLane:
                     return
                 finally:
                     self._pulse.idle(self.direction.value)
-            if self._stopping and not self._flying:
+            if self._stopping and not self._flying and self._orders.empty:
                 return
 
     def _pause_s(self, quiet_since: float) -> float:
         """How long to wait for an order: devices wake nobody, so what flies is looked at again and again."""
+        if not self._orders.empty:
+            return 0.0
         if not self._flying:
             return _OWED_PAUSE_S if self._owed else 0.05 if self._stopping else _IDLE_S
         now = time.monotonic()
@@ -171,36 +177,22 @@ class JobLane:
             time.sleep(_PAUSE_S)  # a ring sleeps for whole milliseconds
         return 0.0
 
-    def _begin(self, body: bytes) -> None:
-        move = j.decode_move(body)
-        try:
-            pages, places = j.lists_of(move)
-            client = self._clients.get(move.client)
-            client.slots.check(move.slot)
-            pool = client.use((move.pool, move.generation))
-        except DevIPCError as error:
-            self._report(j.Done(move.job, encode_error(error)))
-            return
-        timeline = client.timelines.get(self.direction)
-        if timeline is None:
-            client.unuse(pool)
-            unfenced = StaleError("the client's session has no fences", remedy="attach again")
-            self._report(j.Done(move.job, encode_error(unfenced)))
-            return
-        nbytes = len(pages) * pool.planner.page_nbytes
+    def _begin(self, order: CopyOrder) -> None:
+        move, client, planner = order.move, order.client, order.pool.planner
+        nbytes = len(order.pages) * planner.page_nbytes
         duration_s = self._rates.expected_s(nbytes)
         soon = not self._flying and duration_s < _AHEAD_S
         if soon:
             self._announce()
         restore = self.direction is Direction.RESTORE
-        count = len(pool.planner.groups) if restore else 1
-        fence = JobFence(timeline, count, client.slots, move.slot, move.op, later=not restore)
-        job = self._copies.move(pool.planner, self.direction, pages, places, fence)
+        count = len(planner.groups) if restore else 1
+        fence = JobFence(order.timeline, count, client.slots, move.slot, move.op, later=not restore)
+        job = self._copies.move(planner, self.direction, order.pages, order.places, fence, lists=order.lists)
         self._pulse.count(self.direction.value, self._copies.mover.counts)
         fence.finish(self._copies.stream)
-        self._owed.add(timeline)
+        self._owed.add(order.timeline)
         began = max(time.monotonic(), self._flying[-1].due if self._flying else 0.0)
-        self._flying.append(_Flying(move.job, job, client, pool, nbytes, began + duration_s, announced=soon))
+        self._flying.append(_Flying(move.job, job, client, order.pool, nbytes, began + duration_s, announced=soon))
 
     def _look(self) -> bool:
         """Report what is over; True when anything was."""

@@ -1,0 +1,133 @@
+"""An engine process with several submitting threads: orders are taken ahead, and what fails in any thread is said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from devipc.errors import BoundsError, DeviceLostError, DriverError, StaleError
+from devipc.hicache import jobs as j
+from devipc.hicache.planner import Direction
+from devipc.hicache.remotecopies import RemoteJob
+from tests.hicache.engine_client import ClientProcess
+from tests.hicache.engine_with_faults import SUBMITTERS
+from tests.hicache.engine_world import PAGES, EngineWorld, contents, engine_world
+from tests.hicache.pools import until
+
+SPREAD = {SUBMITTERS: "3"}
+Pair = tuple[EngineWorld, ClientProcess]
+
+
+@pytest.fixture(scope="module", params=["host", pytest.param("cuda", marks=pytest.mark.simulator)])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    with engine_world(request.param, variables=SPREAD) as it:
+        it.start()
+        with it.client() as client:
+            it.attach(client)
+            yield it, client
+            it.process.close_client(it.remote)
+
+
+def test_many_jobs_of_both_directions_move_all_bytes(pair: Pair) -> None:
+    it, client = pair
+    with it.faults() as faults:
+        sources = list(range(1, 13))
+        client.fill(pages=sources, seed=3)
+        faults.slow(0.002)  # so that orders wait
+        jobs = [
+            it.start_job(client, Direction.BACKUP, [page], it.places(1, at), slot=at, op=at + 1)
+            for at, page in enumerate(sources)
+        ]
+        until(lambda: all(job.poll() for job in list(jobs)))
+        assert [job.error for job in jobs] == [None] * len(jobs)
+        assert it.host(it.places(12)) == contents(client, 12, 3)
+        assert faults.ahead() > 0
+        targets = [int(page) for page in np.random.default_rng(4).permutation(np.arange(14, PAGES))[:24]]
+        client.poison(pages=targets)
+        jobs = []
+        for at in range(0, 12, 2):  # a restore and a backup at a time
+            pages, places = targets[2 * at : 2 * at + 4], it.places(2, at)
+            jobs.append(it.start_job(client, Direction.RESTORE, pages[:2], places, slot=at, op=50 + at))
+            jobs.append(
+                it.start_job(client, Direction.BACKUP, [sources[at]], it.places(1, 20 + at), slot=at + 1, op=51 + at)
+            )
+        until(lambda: all(job.poll() for job in list(jobs)))
+        assert [job.error for job in jobs] == [None] * len(jobs)
+        client.wait(direction="restore", n=client.base(slot=10) + 4)
+        restored = [page for at in range(0, 12, 2) for page in targets[2 * at : 2 * at + 2]]
+        client.check(pages=restored, seed=3)
+        faults.slow(0.0)
+
+
+def test_a_refusal_in_any_thread_fails_its_job_and_no_other(pair: Pair) -> None:
+    it, client = pair
+    with it.faults() as faults:
+        for after in range(3):
+            with faults.refusing(1, after=after):
+                job = it.move(client, Direction.BACKUP, [1, 5, 9], it.places(3), slot=1, op=100 + after)
+            assert isinstance(job.error, DriverError)
+    job = it.move(client, Direction.BACKUP, [1, 2, 3], it.places(3), slot=1, op=110)
+    assert job.error is None
+
+
+def order(it: EngineWorld, pages: list[int], *, slot: int, op: int, **changes: object) -> RemoteJob:
+    """Start a backup by an order of which something is changed."""
+    lane = it.lanes[Direction.BACKUP]
+    send = lane._outlet.send
+
+    def changed(body: bytes) -> None:
+        send(j.encode(replace(j.decode_move(body), **changes)))
+
+    lane._outlet.send = changed  # type: ignore[method-assign]
+    try:
+        ids = np.array(pages, np.int64)
+        return lane.start(it.pool, Direction.BACKUP, ids, it.places(len(pages), 11), it.remote.fence(slot, op))
+    finally:
+        lane._outlet.send = send  # type: ignore[method-assign]
+
+
+def test_wrong_orders_that_are_taken_ahead_are_refused_where_they_would_have_begun(pair: Pair) -> None:
+    it, client = pair
+    with it.faults() as faults:
+        before = faults.ahead()
+        faults.slow(0.02)
+        good = [
+            it.start_job(client, Direction.BACKUP, [1, 5, 9], it.places(3, at), slot=at, op=200 + at) for at in (0, 3)
+        ]  # while the first is submitted, all others come
+        refused = []
+        for at, (changes, pages) in enumerate((({"generation": 7}, [1]), ({}, [PAGES + 3]))):
+            client.begin(slot=4 + at, op=210 + at)
+            refused.append(order(it, pages, slot=4 + at, op=210 + at, **changes))
+        behind = it.start_job(client, Direction.BACKUP, [4], it.places(1, 7), slot=6, op=220)
+        jobs = [*good, *refused, behind]
+        until(lambda: all(job.poll() for job in list(jobs)))
+        assert [type(job.error) for job in jobs] == [type(None)] * 2 + [StaleError, BoundsError, type(None)]
+        assert faults.ahead() > before
+        faults.slow(0.0)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("call", [2, 5, 9])
+def test_killed_while_several_submit(call: int) -> None:
+    with engine_world("host", variables=SPREAD) as it:
+        it.start()
+        with it.client() as client:
+            it.attach(client)
+            with it.faults() as faults:
+                faults.kill_at(call)
+            jobs = [
+                it.start_job(client, direction, [2 * at + 1, 2 * at + 2], it.places(2, 2 * at), slot=at, op=at + 1)
+                for at, direction in enumerate([Direction.BACKUP, Direction.RESTORE] * 4)
+            ]
+            until(lambda: len(it.ends) == 2)  # that it dies, and that it is gone
+            finished = 0
+            for job in jobs:
+                try:
+                    finished += job.poll()
+                except DeviceLostError:
+                    continue
+            assert finished < len(jobs)
+            it.process.close_client(it.remote)
