@@ -23,7 +23,6 @@ from devipc.hicache.pools import Pool
 from devipc.hicache.records import Places
 from devipc.hicache.requests import CompletionFence, PageIds, RegisterPool, SignalledFence
 from devipc.hicache.results import defect
-from devipc.hicache.submitters import submitter_count
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import DeviceTransfer, Marker, Stream
 
@@ -74,17 +73,26 @@ class LocalCopies:
         Decides the stream's priority.
     lose : callable
         Told of a defect, which must end the engine.
+    threads : int
+        How many submit long lists of small copies.
+
+    Attributes
+    ----------
+    flying : int
+        Jobs whose copies are not known to be over.
+    opposite : LocalCopies or None
+        The other direction of the same device.
     """
 
     wakes = False
 
-    def __init__(self, transfer: DeviceTransfer, direction: Direction, lose: Callable[[DevIPCError], None]) -> None:
+    def __init__(
+        self, transfer: DeviceTransfer, direction: Direction, lose: Callable[[DevIPCError], None], *, threads: int
+    ) -> None:
         self.transfer = transfer
         self.stream: Stream = transfer.create_stream(priority=_PRIORITY[direction])
         self.markers = MarkerPool(transfer)
-        self.fan = Fan(
-            transfer, self.markers, count=_SIDE_STREAMS, priority=_PRIORITY[direction], threads=submitter_count()
-        )
+        self.fan = Fan(transfer, self.markers, count=_SIDE_STREAMS, priority=_PRIORITY[direction], threads=threads)
         self.flying = 0
         self.opposite: LocalCopies | None = None
         self.mover: Mover  # set by the carrier before the first job
@@ -180,6 +188,9 @@ class LocalCarrier:
         Stays the caller's, and mapped, until :meth:`close` has returned.
     chunk_nbytes, pin_required, bounce_nbytes, groups
         As :class:`~devipc.hicache.engine.EngineConfig` has them.
+    threads : int
+        How many submit long lists of small copies, each way. More than one is for a process of its own: they would
+        share the interpreter with a model.
 
     Raises
     ------
@@ -196,6 +207,7 @@ class LocalCarrier:
         pin_required: bool = False,
         bounce_nbytes: int = 32 * 2**20,
         groups: Sequence[int] = LAYER_GROUPS,
+        threads: int = 1,
     ) -> None:
         self.device = device
         self.transfer = need_transfer(device)
@@ -208,7 +220,9 @@ class LocalCarrier:
         self._copies: dict[Direction, LocalCopies] = {}
         try:
             for direction in (Direction.RESTORE, Direction.BACKUP):
-                self._copies[direction] = LocalCopies(self.transfer, direction, lambda error: self.lose(error))
+                self._copies[direction] = LocalCopies(
+                    self.transfer, direction, lambda error: self.lose(error), threads=threads
+                )
         except BaseException:
             for copies in self._copies.values():
                 copies.close()

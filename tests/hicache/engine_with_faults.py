@@ -30,7 +30,8 @@ from typing import Any, cast
 from devipc.calltrace import observe
 from devipc.channel.link import Link
 from devipc.errors import DriverError
-from devipc.hicache import fan, forms, localcopies
+from devipc.hicache import fan, forms
+from devipc.hicache.engineproc import process
 from devipc.hicache.engineproc.orders import Orders
 from devipc.hicache.engineproc.process import main
 from devipc.interfaces.backend import Device
@@ -339,7 +340,7 @@ def left(made: Counter[str]) -> dict[str, int]:
 
 def spread(threads: int, switches: Switches) -> None:
     """Have ``threads`` submit all copies, in short pieces of batches."""
-    localcopies.submitter_count = lambda: threads
+    cast(Any, process).submitter_count = lambda: threads
     fan.PIECES, fan._MEANWHILE_PIECES = 4, 8
     forms._LEAST_GAIN, forms._MOST_SUBMITTING, forms._BEGIN_S = -1e9, 1e9, 0.0
     take_ahead = Orders.take_ahead
@@ -349,7 +350,7 @@ def spread(threads: int, switches: Switches) -> None:
         take_ahead(orders)
         switches.ahead += before and not orders.empty
 
-    Orders.take_ahead = counted  # type: ignore[method-assign]
+    cast(Any, Orders).take_ahead = counted
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from msgspec.structs import replace
 from devipc.errors import BoundsError, DeviceLostError, DriverError, StaleError
 from devipc.hicache import jobs as j
 from devipc.hicache.planner import Direction
-from devipc.hicache.remotecopies import RemoteJob
 from tests.hicache.engine_client import ClientProcess
 from tests.hicache.engine_with_faults import SUBMITTERS
 from tests.hicache.engine_world import PAGES, EngineWorld, contents, engine_world
@@ -73,20 +73,20 @@ def test_a_refusal_in_any_thread_fails_its_job_and_no_other(pair: Pair) -> None:
     assert job.error is None
 
 
-def order(it: EngineWorld, pages: list[int], *, slot: int, op: int, **changes: object) -> RemoteJob:
+def order(it: EngineWorld, pages: list[int], *, slot: int, op: int, **changes: Any) -> Any:
     """Start a backup by an order of which something is changed."""
-    lane = it.lanes[Direction.BACKUP]
+    lane: Any = it.lanes[Direction.BACKUP]
     send = lane._outlet.send
 
     def changed(body: bytes) -> None:
         send(j.encode(replace(j.decode_move(body), **changes)))
 
-    lane._outlet.send = changed  # type: ignore[method-assign]
+    lane._outlet.send = changed
     try:
         ids = np.array(pages, np.int64)
         return lane.start(it.pool, Direction.BACKUP, ids, it.places(len(pages), 11), it.remote.fence(slot, op))
     finally:
-        lane._outlet.send = send  # type: ignore[method-assign]
+        lane._outlet.send = send
 
 
 def test_wrong_orders_that_are_taken_ahead_are_refused_where_they_would_have_begun(pair: Pair) -> None:

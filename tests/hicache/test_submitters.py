@@ -33,12 +33,15 @@ def test_all_is_done_once_and_at_the_same_time(submitters: Submitters) -> None:
 
 
 def test_what_no_thread_has_begun_the_caller_does(submitters: Submitters) -> None:
-    submitters.run([int, int])  # one thread beside the caller's
+    submitters.run([lambda: None, lambda: None])  # one thread beside the caller's
     leave, entered = threading.Event(), threading.Event()
 
     def held() -> None:
         entered.set()
         assert leave.wait(30)
+
+    def wait() -> None:
+        assert entered.wait(30)
 
     by: list[str] = []
 
@@ -48,7 +51,7 @@ def test_what_no_thread_has_begun_the_caller_does(submitters: Submitters) -> Non
 
     submitters._threads.append(threading.current_thread())  # as if another had been made, which does nothing
     try:
-        submitters.run([lambda: entered.wait(30) and None, held, note])  # type: ignore[func-returns-value]
+        submitters.run([wait, held, note])
     finally:
         submitters._threads.pop()
     assert by == [threading.current_thread().name]

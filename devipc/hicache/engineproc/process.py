@@ -34,6 +34,7 @@ from devipc.hicache.planner import Direction
 from devipc.hicache.pulse import WATCHED, Pulse
 from devipc.hicache.ring import RING_FDS, Consumer, Producer
 from devipc.hicache.slots import Slots
+from devipc.hicache.submitters import submitter_count
 from devipc.interfaces.backend import Backend
 
 __all__ = ["EngineMain", "main"]
@@ -202,6 +203,7 @@ class _Parts:
             pin_required=start.pin_required,
             bounce_nbytes=start.bounce_nbytes,
             groups=start.groups,
+            threads=submitter_count(),
         )
         self.carrier.lose = lose
         self.pulse = Pulse()
