@@ -253,8 +253,8 @@ def a_defect_leaves_pages_to_their_copies_until_these_are_over(device: Device) -
         def unrecorded(_stream: Any) -> Any:
             raise DriverError("the driver refused a marker", remedy="none: it was asked to")
 
-        def broken(*arguments: Any) -> None:
-            move(*arguments)
+        def broken(*arguments: Any, **options: Any) -> None:
+            move(*arguments, **options)
             lane.copies.markers.record = unrecorded
             raise ZeroDivisionError
 
