@@ -201,7 +201,7 @@ def a_defect_ends_the_engine_and_leaves_nobody_waiting(device: Device) -> None:
         ]
         lane: Any = it.engine.backups
         mover: Any = lane.copies.mover
-        mover.move = lambda *_arguments: 1 // 0
+        mover.move = lambda *_arguments, **_options: 1 // 0
         broken = client.backup(handle, [2], it.keys(handle, 1, seed=2), ready=UNFENCED)
         outcomes = [ticket.wait(TIMEOUT_S) for ticket in (broken, *waiting)]
         assert [outcome.status for outcome in outcomes] == [Status.FAILED, Status.DISCARDED, Status.DISCARDED]
