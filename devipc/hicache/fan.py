@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from devipc.errors import DevIPCError
-from devipc.hicache.submitters import Submitters
+from devipc.errors import DeviceLostError, DevIPCError
+from devipc.hicache.submitters import Submitters, raise_gravest
 from devipc.interfaces.transfer import DeviceTransfer, Stream
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ class Fan:
     counts : dict
         Copies so far, for each of :data:`FORMS`.
     meanwhile : callable or None
-        Called by one more thread while the others submit a long list; the list is over when this has returned, too.
+        Called beside those who submit a long list, by a thread more or whoever is done first; the list is submitted
+        when this has returned, too.
     """
 
     def __init__(
@@ -92,25 +93,38 @@ class Fan:
     def _spread(self, stream: Stream, copies: CopyList, threads: int) -> None:
         self.counts["fanned"] += len(copies.nbytes)
         needed = min(self._count, (len(copies.nbytes) - 1) // PIECES)  # one more costs three calls
+        if threads > 1:
+            needed = min(needed, threads - 1)  # a stream each
         while len(self._sides) < needed:
             self._sides.append(self._transfer.create_stream(priority=self._priority))
         sides = self._sides[:needed]
+        # All steps are taken, whatever fails of them: what one stream was given is to be waited for, too.
+        failures: list[BaseException] = []
+        for step in (
+            partial(self._submit, stream, sides, copies, threads),
+            *(partial(self._join, side, stream) for side in sides),
+        ):
+            try:
+                step()
+            except BaseException as error:
+                failures.append(error)
+        raise_gravest(failures)
+
+    def _submit(self, stream: Stream, sides: Sequence[Stream], copies: CopyList, threads: int) -> None:
         begun = self._markers.record(stream)
         try:
             for side in sides:
                 self._transfer.wait_marker(side, begun)
-            lanes = [stream, *sides]
-            parts = [(at, number % len(lanes)) for number, at in enumerate(range(0, len(copies.nbytes), PIECES))]
-            threads = min(threads, len(lanes))
-            shares = [[part for part in parts if part[1] % threads == thread] for thread in range(threads)]
-            works: list[Callable[[], None]] = [partial(self._put_on, lanes, copies, share) for share in shares]
-            if self.meanwhile is not None and threads > 1 and len(copies.nbytes) >= _MEANWHILE_PIECES:
-                works.append(self.meanwhile)
-            self._submitters.run(works)
         finally:
             self._markers.give_back(begun)
-            for side in sides:
-                self._join(side, stream)
+        lanes = [stream, *sides]
+        parts = [(at, number % len(lanes)) for number, at in enumerate(range(0, len(copies.nbytes), PIECES))]
+        threads = min(threads, len(lanes))
+        shares = [[part for part in parts if part[1] % threads == thread] for thread in range(threads)]
+        works: list[Callable[[], None]] = [partial(self._put_on, lanes, copies, share) for share in shares]
+        if self.meanwhile is not None and threads > 1 and len(copies.nbytes) >= _MEANWHILE_PIECES:
+            works.append(self.meanwhile)
+        self._submitters.run(works)
 
     def _put_on(self, lanes: Sequence[Stream], copies: CopyList, parts: Sequence[tuple[int, int]]) -> None:
         """Submit parts, each the copies from the first number on, to the lane of the second. A lane has one thread."""
@@ -119,11 +133,21 @@ class Fan:
             self._transfer.copy_batch(lanes[lane], copies.dst[some], copies.src[some], copies.nbytes[some])
 
     def _join(self, side: Stream, stream: Stream) -> None:
-        done = self._markers.record(side)
+        """Let ``stream`` wait for what ``side`` has; where it cannot be told to, wait here before that is raised."""
         try:
-            self._transfer.wait_marker(stream, done)
-        finally:
-            self._markers.give_back(done)
+            done = self._markers.record(side)
+            try:
+                self._transfer.wait_marker(stream, done)
+            finally:
+                self._markers.give_back(done)
+        except BaseException as error:
+            try:
+                self._transfer.synchronize_stream(side)
+            except DeviceLostError:
+                raise
+            except BaseException as unknown:  # a defect: nobody may believe that this list is over
+                raise RuntimeError(f"whether copies of a side stream are over is not known: {unknown}") from error
+            raise
 
     def close(self) -> None:
         """Destroy the side streams, behind the lane's own, and end the threads. A lost device gives nothing back."""

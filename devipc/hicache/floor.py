@@ -8,18 +8,19 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from devipc.errors import DevIPCError
 from devipc.hicache.strips import CostModel
+from devipc.hicache.submitters import Submitters
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import DeviceTransfer, Stream
 from devipc.undoing import what_is_left
 
-__all__ = ["FLOOR_NBYTES", "contiguous_nbytes_per_s", "measured_costs"]
+__all__ = ["FLOOR_NBYTES", "contiguous_nbytes_per_s", "measured_costs", "useful_threads"]
 
 FLOOR_NBYTES = 32 * 2**20
 """Device memory that is taken meanwhile, at most."""
@@ -28,6 +29,9 @@ _TIMES = 4
 _LIMIT_S = 20e-3
 _WIDTH, _PITCH = 512, 1024
 _ROWS, _CALLS, _ENTRIES = 1024, 32, 256
+_BATCH = 512
+_SOONER = 0.85
+"""Share of one thread's time below which two are worth it."""
 _STEPS = 3
 """A cost is changed by at most two to this power."""
 _log = logging.getLogger("devipc.hicache")
@@ -140,6 +144,63 @@ def measured_costs(
     return found
 
 
+def useful_threads(device: Device, streams: Sequence[Stream], address: int, nbytes: int, *, wanted: int) -> int:
+    """Return ``wanted`` where two threads submit two batches sooner than one does, else 1.
+
+    A batch that is one call of the driver lets go of the interpreter; where it is a loop, threads wait for each other.
+    Takes a few milliseconds, and blocks while the streams do.
+
+    Parameters
+    ----------
+    device, address, nbytes
+        As for :func:`contiguous_nbytes_per_s`.
+    streams : sequence of Stream
+        Two, where nothing else runs.
+    wanted : int
+        How many threads there may be.
+    """
+    transfer, memory = device.transfer, device.memory
+    size = 2 * _BATCH * _PITCH
+    if wanted < 2 or transfer is None or memory is None or nbytes < size:
+        return 1
+    submitters = Submitters()
+    try:
+        allocation = memory.allocate(size)
+    except DevIPCError as error:
+        if what_is_left(error):
+            raise
+        _log.info("whether several threads submit sooner was not measured: %s", error)
+        return 1
+    took_s = {False: math.inf, True: math.inf}
+    try:
+        begins = (0, _BATCH * _PITCH)
+        works = [
+            _batch(transfer, stream, allocation.ptr + at, address + at, _BATCH)
+            for stream, at in zip(streams, begins, strict=True)
+        ]
+        for number in range(2 * _TIMES):
+            for together in took_s:
+                start = time.perf_counter()
+                if together:
+                    submitters.run(works)
+                else:
+                    for work in works:
+                        work()
+                end_s = time.perf_counter() - start
+                for stream in streams:
+                    transfer.synchronize_stream(stream)
+                if number > 1:  # the first ones warm up
+                    took_s[together] = min(took_s[together], end_s)
+    except DevIPCError as error:
+        _log.info("whether several threads submit sooner was not measured: %s", error)
+        return 1
+    finally:
+        submitters.close()
+        memory.free(allocation)
+    _log.debug("two batches by one thread took %.3g s, by two %.3g s", took_s[False], took_s[True])
+    return wanted if took_s[True] < _SOONER * took_s[False] else 1
+
+
 def _tries(transfer: DeviceTransfer, stream: Stream, dst: int, src: int) -> dict[str, Callable[[], None]]:
     def strided(count: int, rows: int) -> Callable[[], None]:
         at = np.arange(count, dtype=np.uint64) * np.uint64(rows * _PITCH)
@@ -148,18 +209,19 @@ def _tries(transfer: DeviceTransfer, stream: Stream, dst: int, src: int) -> dict
         copies[:, :2] += at[:, None]
         return lambda: transfer.copy_strided(stream, copies)
 
-    def batch(count: int) -> Callable[[], None]:
-        at = np.arange(count, dtype=np.uint64) * np.uint64(_PITCH)
-        lists = (at + np.uint64(dst), at + np.uint64(src), np.full(count, _WIDTH, np.uint64))
-        return lambda: transfer.copy_batch(stream, *lists)
-
     return {
         "one strided": strided(1, 2),
         "strided": strided(1 + _CALLS, 2),
         "rows": strided(1, _ROWS),
-        "one entry": batch(1),
-        "entries": batch(1 + _ENTRIES),
+        "one entry": _batch(transfer, stream, dst, src, 1),
+        "entries": _batch(transfer, stream, dst, src, 1 + _ENTRIES),
     }
+
+
+def _batch(transfer: DeviceTransfer, stream: Stream, dst: int, src: int, count: int) -> Callable[[], None]:
+    at = np.arange(count, dtype=np.uint64) * np.uint64(_PITCH)
+    lists = (at + np.uint64(dst), at + np.uint64(src), np.full(count, _WIDTH, np.uint64))
+    return lambda: transfer.copy_batch(stream, *lists)
 
 
 def _best_s(transfer: DeviceTransfer, stream: Stream, submit: Callable[[], None]) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 
 from devipc.absence import need_transfer
@@ -15,7 +16,7 @@ from devipc.errors import DevIPCError
 from devipc.hicache.arena import CHUNK_NBYTES, HostArena, Pinned
 from devipc.hicache.copies import OpenedPool, Opener
 from devipc.hicache.fan import Fan
-from devipc.hicache.floor import contiguous_nbytes_per_s, measured_costs
+from devipc.hicache.floor import contiguous_nbytes_per_s, measured_costs, useful_threads
 from devipc.hicache.layout import PoolLayout
 from devipc.hicache.mover import BouncedMover, Lists, MarkerPool, Mover, PinnedMover
 from devipc.hicache.planner import LAYER_GROUPS, Direction, Planner
@@ -26,7 +27,7 @@ from devipc.hicache.results import defect
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import DeviceTransfer, Marker, Stream
 
-__all__ = ["LocalCarrier", "LocalCopies", "LocalJob"]
+__all__ = ["LocalCarrier", "LocalCopies", "LocalJob", "PlannedAhead"]
 
 _PRIORITY = {Direction.RESTORE: -1, Direction.BACKUP: 0}  # a lower number runs first
 _SIDE_STREAMS = 2
@@ -62,6 +63,14 @@ class LocalJob:
         return True
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedAhead:
+    """Copies of a job that were planned before it began, for as long as the other direction is as ``alone`` says."""
+
+    alone: bool
+    lists: Lists
+
+
 class LocalCopies:
     """One direction. Fulfils :class:`~devipc.hicache.copies.Copies`.
 
@@ -73,8 +82,6 @@ class LocalCopies:
         Decides the stream's priority.
     lose : callable
         Told of a defect, which must end the engine.
-    threads : int
-        How many submit long lists of small copies.
 
     Attributes
     ----------
@@ -86,13 +93,11 @@ class LocalCopies:
 
     wakes = False
 
-    def __init__(
-        self, transfer: DeviceTransfer, direction: Direction, lose: Callable[[DevIPCError], None], *, threads: int
-    ) -> None:
+    def __init__(self, transfer: DeviceTransfer, direction: Direction, lose: Callable[[DevIPCError], None]) -> None:
         self.transfer = transfer
         self.stream: Stream = transfer.create_stream(priority=_PRIORITY[direction])
         self.markers = MarkerPool(transfer)
-        self.fan = Fan(transfer, self.markers, count=_SIDE_STREAMS, priority=_PRIORITY[direction], threads=threads)
+        self.fan = Fan(transfer, self.markers, count=_SIDE_STREAMS, priority=_PRIORITY[direction])
         self.flying = 0
         self.opposite: LocalCopies | None = None
         self.mover: Mover  # set by the carrier before the first job
@@ -117,10 +122,11 @@ class LocalCopies:
         """True when the other direction has nothing to move now."""
         return self.opposite is None or not self.opposite.flying
 
-    def plan(self, planner: Planner, direction: Direction, pages: PageIds, places: Places) -> Lists | None:
+    def plan(self, planner: Planner, direction: Direction, pages: PageIds, places: Places) -> PlannedAhead | None:
         """Return the copies of :meth:`move`, of which the first lists are made now; any thread. Errors as there."""
-        lists = self.mover.lists(planner, direction, pages, places, alone=self._alone, soon=False)
-        return None if lists is None else chain(list(islice(lists, _LISTS_AHEAD)), lists)
+        alone = self._alone
+        lists = self.mover.lists(planner, direction, pages, places, alone=alone, soon=False)
+        return None if lists is None else PlannedAhead(alone, chain(list(islice(lists, _LISTS_AHEAD)), lists))
 
     def move(
         self,
@@ -130,10 +136,11 @@ class LocalCopies:
         places: Places,
         fence: SignalledFence,
         *,
-        lists: Lists | None = None,
+        planned: PlannedAhead | None = None,
     ) -> LocalJob:
-        """As :meth:`start`, for a pool whose planner is at hand; ``lists`` are what :meth:`plan` returned, if asked."""
+        """As :meth:`start`, for a pool whose planner is at hand; ``planned`` is what :meth:`plan` returned."""
         alone, soon = self._alone, not self.flying
+        lists = planned.lists if planned is not None and planned.alone is alone else None
         job = LocalJob(self)
         self.flying += 1
         try:
@@ -189,8 +196,8 @@ class LocalCarrier:
     chunk_nbytes, pin_required, bounce_nbytes, groups
         As :class:`~devipc.hicache.engine.EngineConfig` has them.
     threads : int
-        How many submit long lists of small copies, each way. More than one is for a process of its own: they would
-        share the interpreter with a model.
+        How many may submit long lists of small copies, each way, where that is sooner than one. More than one is for a
+        process of its own: they would share the interpreter with a model.
 
     Raises
     ------
@@ -220,9 +227,7 @@ class LocalCarrier:
         self._copies: dict[Direction, LocalCopies] = {}
         try:
             for direction in (Direction.RESTORE, Direction.BACKUP):
-                self._copies[direction] = LocalCopies(
-                    self.transfer, direction, lambda error: self.lose(error), threads=threads
-                )
+                self._copies[direction] = LocalCopies(self.transfer, direction, lambda error: self.lose(error))
         except BaseException:
             for copies in self._copies.values():
                 copies.close()
@@ -236,7 +241,10 @@ class LocalCarrier:
         self.cost = measured_costs(
             device, stream, host.address, host.nbytes, floor_nbytes_per_s=self.floor_nbytes_per_s
         )
+        streams = [copies.stream for copies in self._copies.values()]
+        self.threads = useful_threads(device, streams, host.address, host.nbytes, wanted=threads)
         for copies in self._copies.values():
+            copies.fan.threads = self.threads
             copies.mover = self._mover(copies)
 
     def _mover(self, copies: LocalCopies) -> Mover:

@@ -255,7 +255,7 @@ class Planner:
         cells = cells_of(layout, addresses, regions)
         group_of = {layer: number for number, group in enumerate(self.groups) for layer in group}
         self._cells = [(group_of[layer], cell) for layer, cell in cells]
-        self._ranges: dict[tuple[int, int], tuple[_Tables, _Tables]] = {}
+        self._ranges: dict[tuple[int, int], tuple[_Tables, ...]] = {}  # strided where that is cheaper, and plain
         self._forms: dict[tuple[int, int, bool, int], Form] = {}
         self._threads = threads
         usual_s = CostModel().entry_s
@@ -271,10 +271,11 @@ class Planner:
             cells = [cell for group, cell in self._cells if begin <= group < end]  # in the order of host memory
             blocks = compile_strips(cells, limits=self._limits, cost=self.cost, block_nbytes=self.block_nbytes)
             extents = compile_strips(cells, limits=self._limits, cost=self.cost)
-            found = self._ranges[begin, end] = (
-                _Tables(Strips.of(blocks), Strips.of(extents)),
-                _Tables(Strips.of(blocks, plain=True), Strips.of(extents, plain=True)),
+            both = tuple(
+                _Tables(Strips.of(blocks, plain=one), Strips.of(extents, plain=one))
+                for one in (False, True)[: 1 + (self._threads > 1)]
             )
+            found = self._ranges[begin, end] = both
         return found[plain]
 
     def _form(self, page_count: int, run_count: int, *, by_layer_group: bool, alone: bool) -> Form:

@@ -6,25 +6,44 @@ copies from several threads at once.
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
-__all__ = ["Submitters", "submitter_count"]
+from devipc.deadline import deadline_after, remaining
+from devipc.errors import DeviceLostError, DevIPCError
+
+__all__ = ["Submitters", "raise_gravest", "submitter_count"]
 
 _MOST = 3
 _PROCESSORS_EACH = 4
 _JOIN_S = 5.0
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_log = logging.getLogger("devipc.hicache")
 
 
-def submitter_count(processors: int | None = None) -> int:
+def submitter_count(processors: float | None = None) -> int:
     """Return how many threads may submit copies of one direction at a time, the lane's own among them.
 
-    One for every four processors that this process may run on (``processors``, when given), at most three.
+    One for every four processors that this process may use (``processors``, when given), at most three.
     """
-    usable = len(os.sched_getaffinity(0)) if processors is None else processors
-    return max(1, min(_MOST, usable // _PROCESSORS_EACH))
+    usable = min(len(os.sched_getaffinity(0)), _quota()) if processors is None else processors
+    return max(1, min(_MOST, int(usable // _PROCESSORS_EACH)))
+
+
+def _quota() -> float:
+    """Return how many processors' time the control group of this process (or its container) has; infinity: no limit.
+
+    Source: ``cpu.max`` is a quota, or "max", and its period (Linux, cgroup v2).
+    """
+    try:
+        quota, period = _QUOTA.read_text("ascii").split()
+        return float(quota) / float(period) if quota != "max" else float("inf")
+    except (OSError, ValueError, ZeroDivisionError):
+        return float("inf")
 
 
 class _Part:
@@ -39,12 +58,12 @@ class _Part:
         self._owner: dict[None, object] = {}
 
     def claim(self, who: object) -> bool:
-        """Return True when ``who`` is the one; asked again, the answer is the same."""
+        """Return True when ``who`` is the one (``setdefault`` is atomic); asked again, the answer is the same."""
         return self._owner.setdefault(None, who) is who
 
 
 class Submitters:
-    """Threads beside the caller's, made when they are first needed. One caller at a time.
+    """Threads beside the caller's, made when they are first needed. One caller at a time, which no signal interrupts.
 
     They are daemons: one that a driver does not let go of keeps no interpreter from exiting.
     """
@@ -56,16 +75,13 @@ class Submitters:
     def run(self, works: Sequence[Callable[[], None]]) -> None:
         """Do all of ``works`` at once, one on the caller's thread; it also does what no thread has begun meanwhile.
 
-        Raises the first failure, and begins nothing more behind one of its own. When this returns or raises, nothing is
-        under way any more, whatever interrupts it.
+        Begins nothing more behind a failure of its own. When this returns or raises, nothing is under way any more. Of
+        several failures the gravest is raised.
         """
         parts = [_Part(work) for work in works]
         failures: list[BaseException] = []
         try:
-            while len(self._threads) < len(parts) - 1:
-                thread = threading.Thread(target=self._run, name="devipc-submit", daemon=True)
-                thread.start()
-                self._threads.append(thread)
+            self._make(len(parts) - 1)
             for part in parts[1:]:
                 self._parts.put(part)
             for part in parts:
@@ -74,14 +90,24 @@ class Submitters:
         except BaseException as error:
             failures.append(error)
         for part in parts:
-            while not (part.claim(self) or part.over.is_set()):
-                try:
-                    part.over.wait()
-                except BaseException as error:  # an interrupt: what others submit is not to go on unseen
-                    failures.append(error)
+            if not part.claim(self):
+                part.over.wait()
         failures += [part.error for part in parts if part.error is not None]
-        if failures:
-            raise failures[0]
+        try:
+            raise_gravest(failures)
+        finally:
+            del parts, part  # or the error's frame would keep them, and with them what they were to copy
+
+    def _make(self, count: int) -> None:
+        """Have ``count`` threads, or as many as there can be: what nobody begins the caller does."""
+        while len(self._threads) < count:
+            thread = threading.Thread(target=self._run, name="devipc-submit", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                _log.warning("copies are submitted by fewer threads: %s", error)
+                return
+            self._threads.append(thread)
 
     def _run(self) -> None:
         while (part := self._parts.get()) is not None:
@@ -96,7 +122,34 @@ class Submitters:
 
     def close(self) -> None:
         """End the threads; nothing may be under way."""
+        deadline = deadline_after(_JOIN_S)
         for _ in self._threads:
             self._parts.put(None)
         while self._threads:
-            self._threads.pop().join(_JOIN_S)
+            thread = self._threads.pop()
+            thread.join(remaining(deadline))
+            if thread.is_alive():
+                _log.warning("a thread that submits copies does not end: a driver call keeps it")
+
+
+def raise_gravest(failures: list[BaseException]) -> None:
+    """Raise the gravest of these, if there is any, with the others noted at it; the list is empty afterwards.
+
+    A defect comes before a lost device, and this before any other error: it decides what is done about all of them.
+    """
+
+    def rank(error: BaseException) -> int:
+        if not isinstance(error, DevIPCError):
+            return 0 if not isinstance(error, Exception) else 1
+        return 2 if isinstance(error, DeviceLostError) else 3
+
+    if failures:
+        worst = min(failures, key=rank)
+        for other in failures:
+            if other is not worst:
+                worst.add_note(f"and beside it: {other!r}")
+        failures.clear()
+        try:
+            raise worst
+        finally:
+            del worst, other

@@ -30,10 +30,11 @@ from typing import Any, cast
 from devipc.calltrace import observe
 from devipc.channel.link import Link
 from devipc.errors import DriverError
-from devipc.hicache import fan, forms
+from devipc.hicache import fan, forms, jobs, localcopies
 from devipc.hicache.engineproc import process
 from devipc.hicache.engineproc.orders import Orders
 from devipc.hicache.engineproc.process import main
+from devipc.hicache.planner import Planner
 from devipc.interfaces.backend import Device
 from devipc.registry import load_backend
 from devipc.session.peer import Peer
@@ -143,9 +144,17 @@ class Faults:
         """How many such calls there were."""
         return int(self._ask("calls"))
 
-    def ahead(self) -> int:
-        """How many orders were taken while copies of others were being submitted."""
-        return int(self._ask("ahead"))
+    def ahead(self) -> list[str]:
+        """What was taken while copies of others were being submitted since this was asked last, by kind of order."""
+        return list(self._ask("ahead"))
+
+    def plans(self) -> int:
+        """How often copies were planned since this was asked last."""
+        return int(self._ask("plans"))
+
+    def misread(self) -> None:
+        """Have a defect in reading the next order."""
+        self._ask("misread")
 
     def opening(self) -> int:
         """How many threads wait for what a client answers to the question for its memory."""
@@ -166,9 +175,11 @@ class Switches:
         self.device: Any = None
         self.streams: dict[int, Any] = {}
         self.stalled: set[str] = set()
+        self.misread = False
         self.delay_s = self.hang_s = self.hold_s = 0.0
         self.refuse_after, self.refuse_count = 0, 0
-        self.calls = self.ahead = 0
+        self.calls = self.plans = 0
+        self.ahead: list[str] = []
         self.kill_call = int(os.environ.get(KILL_AT, "0"))
 
     def fault(self, name: str) -> None:
@@ -220,7 +231,13 @@ class Switches:
             case "calls":
                 return self.calls
             case "ahead":
-                return self.ahead
+                ahead, self.ahead = self.ahead, []
+                return ahead
+            case "plans":
+                plans, self.plans = self.plans, 0
+                return plans
+            case "misread":
+                self.misread = True
             case "held":
                 return asdict(Held.now())
             case "opening":
@@ -341,20 +358,41 @@ def left(made: Counter[str]) -> dict[str, int]:
 def spread(threads: int, switches: Switches) -> None:
     """Have ``threads`` submit all copies, in short pieces of batches."""
     cast(Any, process).submitter_count = lambda: threads
+    cast(Any, localcopies).useful_threads = lambda *_arguments, wanted: wanted
     fan.PIECES, fan._MEANWHILE_PIECES = 4, 8
     forms._LEAST_GAIN, forms._MOST_SUBMITTING, forms._BEGIN_S = -1e9, 1e9, 0.0
-    take_ahead = Orders.take_ahead
+    take_ahead, plan = Orders.take_ahead, Planner.copies
 
     def counted(orders: Orders) -> None:
         before = orders.empty
         take_ahead(orders)
-        switches.ahead += before and not orders.empty
+        if before and not orders.empty:
+            planned = getattr(orders._ahead, "planned", None) is not None
+            switches.ahead.append("PlannedOrder" if planned else type(orders._ahead).__name__)
+
+    def planned(planner: Planner, *arguments: Any, **options: Any) -> Any:
+        switches.plans += 1
+        return plan(planner, *arguments, **options)
 
     cast(Any, Orders).take_ahead = counted
+    cast(Any, Planner).copies = planned
+
+
+def misreading(switches: Switches) -> None:
+    """Let the reading of an order be a defect, when it was asked for."""
+    lists_of = jobs.lists_of
+
+    def misread(move: Any) -> Any:
+        if switches.misread:
+            raise MemoryError("reading an order")
+        return lists_of(move)
+
+    cast(Any, jobs).lists_of = misread
 
 
 if __name__ == "__main__":
     made = Switches()
+    misreading(made)
     if SUBMITTERS in os.environ:
         spread(int(os.environ[SUBMITTERS]), made)
     calls: Counter[str] = Counter()

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from devipc.errors import BoundsError, DeviceLostError, DriverError, StaleError
 from devipc.hicache import jobs as j
 from devipc.hicache.planner import Direction
+from devipc.hicache.pools import Pool
 from tests.hicache.engine_client import ClientProcess
 from tests.hicache.engine_with_faults import SUBMITTERS
 from tests.hicache.engine_world import PAGES, EngineWorld, contents, engine_world
@@ -44,7 +45,8 @@ def test_many_jobs_of_both_directions_move_all_bytes(pair: Pair) -> None:
         until(lambda: all(job.poll() for job in list(jobs)))
         assert [job.error for job in jobs] == [None] * len(jobs)
         assert it.host(it.places(12)) == contents(client, 12, 3)
-        assert faults.ahead() > 0
+        assert set(faults.ahead()) == {"PlannedOrder"}
+        assert faults.plans() == len(jobs)  # what was planned ahead is not planned again
         targets = [int(page) for page in np.random.default_rng(4).permutation(np.arange(14, PAGES))[:24]]
         client.poison(pages=targets)
         jobs = []
@@ -89,24 +91,61 @@ def order(it: EngineWorld, pages: list[int], *, slot: int, op: int, **changes: A
         lane._outlet.send = send
 
 
-def test_wrong_orders_that_are_taken_ahead_are_refused_where_they_would_have_begun(pair: Pair) -> None:
+@pytest.mark.parametrize(
+    ("changes", "pages", "kind", "error"),
+    [({"generation": 7}, [1], "RefusedOrder", StaleError), ({}, [PAGES + 3], "CopyOrder", BoundsError)],
+)
+def test_wrong_orders_that_are_taken_ahead_are_refused_where_they_would_have_begun(
+    pair: Pair, changes: dict[str, Any], pages: list[int], kind: str, error: type[Exception]
+) -> None:
     it, client = pair
     with it.faults() as faults:
-        before = faults.ahead()
+        faults.ahead()
         faults.slow(0.02)
-        good = [
+        jobs = [
             it.start_job(client, Direction.BACKUP, [1, 5, 9], it.places(3, at), slot=at, op=200 + at) for at in (0, 3)
-        ]  # while the first is submitted, all others come
-        refused = []
-        for at, (changes, pages) in enumerate((({"generation": 7}, [1]), ({}, [PAGES + 3]))):
-            client.begin(slot=4 + at, op=210 + at)
-            refused.append(order(it, pages, slot=4 + at, op=210 + at, **changes))
-        behind = it.start_job(client, Direction.BACKUP, [4], it.places(1, 7), slot=6, op=220)
-        jobs = [*good, *refused, behind]
+        ]  # while the first is submitted the others come, and what is behind the second is taken ahead
+        client.begin(slot=4, op=210)
+        jobs.append(order(it, pages, slot=4, op=210, **changes))
+        jobs.append(it.start_job(client, Direction.BACKUP, [4], it.places(1, 7), slot=6, op=220))
         until(lambda: all(job.poll() for job in list(jobs)))
-        assert [type(job.error) for job in jobs] == [type(None)] * 2 + [StaleError, BoundsError, type(None)]
-        assert faults.ahead() > before
+        assert [type(job.error) for job in jobs] == [type(None), type(None), error, type(None)]
+        assert kind in faults.ahead()
         faults.slow(0.0)
+
+
+def test_a_pool_that_closes_waits_for_orders_that_were_taken_ahead(pair: Pair) -> None:
+    it, client = pair
+    with it.faults() as faults:
+        faults.ahead()
+        faults.slow(0.02)
+        jobs = [
+            it.start_job(client, Direction.BACKUP, [1, 5, 9], it.places(3, 3 * at), slot=at, op=300 + at)
+            for at in range(3)
+        ]
+        until(lambda: "PlannedOrder" in faults.ahead())
+        over: list[bool] = []
+        it.carrier.close_pool(it.pool.opened, lambda: over.append(jobs[0].poll()))
+        until(lambda: bool(over) and all(job.poll() for job in jobs))
+        faults.slow(0.0)
+    assert over == [True]
+    assert [job.error for job in jobs[:2]] == [None, None]
+    assert jobs[2].error is None or isinstance(jobs[2].error, StaleError)  # by when it was taken
+    it.pool = Pool(1, 1, it.layout, it.open_pool(1, 1), bytes(16))
+    assert it.move(client, Direction.BACKUP, [1], it.places(1), slot=1, op=310).error is None
+
+
+def test_a_defect_in_reading_an_order_ends_the_engine() -> None:
+    with engine_world("host") as it:
+        it.start()
+        with it.client() as client:
+            it.attach(client)
+            with it.faults() as faults:
+                faults.misread()
+                it.start_job(client, Direction.BACKUP, [1], it.places(1), slot=1, op=1)
+                until(lambda: len(it.ends) == 2)
+            assert "reading an order" in str(it.ends[1])
+            it.process.close_client(it.remote)
 
 
 @pytest.mark.chaos

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from devipc.errors import UsageError
+from devipc.errors import DriverError, UsageError
 from devipc.hicache.expand import CopyList
 from devipc.hicache.fan import Fan
 from devipc.hicache.mover import MarkerPool
@@ -62,7 +61,7 @@ def test_side_streams_run_between_earlier_and_later_work(rig: Rig) -> None:
     rig.copy(*rig.pieces())  # makes the side streams
     rig.transfer.synchronize_stream(rig.stream)
     assert bytes(rig.target.view[:NBYTES]) == bytes(rig.source.view[:NBYTES])
-    side: Any = rig.fan._sides[1]
+    side: Any = rig.fan._sides[-1]
     for first, then in ((rig.stream, side), (side, rig.stream)):
         rig.target.view[:NBYTES] = bytes(NBYTES)
         first.stall()
@@ -113,7 +112,7 @@ def test_no_side_stream_waits_that_gets_no_piece(rig: Rig, monkeypatch: pytest.M
         wait(stream, marker)
 
     monkeypatch.setattr(rig.transfer, "wait_marker", counted)
-    for pieces, sides in ((2 * 512, 1), (PIECES - 99, 2), (2 * 512, 1)):
+    for pieces, sides in ((2 * 512, 1), (PIECES - 99, 1 if rig.fan.threads == 2 else 2), (2 * 512, 1)):
         waits.clear()
         rig.copy(*(column[: 99 + pieces] for column in rig.pieces()))
         # Each side waits for the stream, and the stream for each.
@@ -125,21 +124,25 @@ def test_no_side_stream_waits_that_gets_no_piece(rig: Rig, monkeypatch: pytest.M
 def test_each_stream_has_one_thread_and_beside_another_lane_there_are_fewer(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch, by = rig.transfer.copy_batch, dict[int, set[int]]()
-
-    def counted(stream: Any, *columns: Any) -> None:
-        by.setdefault(id(stream), set()).add(threading.get_ident())
-        time.sleep(0.02)  # or one thread might do it all
-        batch(stream, *columns)
-
-    monkeypatch.setattr(rig.transfer, "copy_batch", counted)
+    batch = rig.transfer.copy_batch
     copies = CopyList(CopyList.empty().strided, *rig.pieces())
     for alone, most in ((True, 3), (False, 2)):
-        by.clear()
+        by = dict[int, set[int]]()
+        expected = min(rig.fan.threads, most)
+        meeting = threading.Barrier(expected, timeout=30)  # or one thread might do it all
+
+        def counted(stream: Any, *columns: Any, by: Any = by, meeting: threading.Barrier = meeting) -> None:
+            first = threading.get_ident() not in set().union(*by.values())
+            by.setdefault(id(stream), set()).add(threading.get_ident())
+            if first:
+                meeting.wait()
+            batch(stream, *columns)
+
+        monkeypatch.setattr(rig.transfer, "copy_batch", counted)
         rig.fan.put(rig.stream, copies, alone=alone)
         rig.transfer.synchronize_stream(rig.stream)
-        assert [len(threads) for threads in by.values()] == [1, 1, 1]
-        assert len(set.union(*by.values())) == min(rig.fan.threads, most)
+        assert [len(threads) for threads in by.values()] == [1] * (3 if expected == 1 else expected)
+        assert len(set().union(*by.values())) == expected
         assert bytes(rig.target.view[:NBYTES]) == bytes(rig.source.view[:NBYTES])
 
 
@@ -154,3 +157,54 @@ def test_something_else_is_done_meanwhile_where_there_are_threads_and_a_list_is_
     rig.copy(*rig.pieces())
     rig.transfer.synchronize_stream(rig.stream)
     assert len(did) == (rig.fan.threads > 1)
+
+
+@pytest.mark.parametrize("refused", [1, 2])
+def test_a_side_that_cannot_be_joined_is_waited_for(rig: Rig, monkeypatch: pytest.MonkeyPatch, refused: int) -> None:
+    """The stream's marker would say that all is over, and the pages would be given back under a running copy."""
+    rig.copy(*rig.pieces())
+    rig.transfer.synchronize_stream(rig.stream)
+    rig.target.view[:NBYTES] = bytes(NBYTES)
+    record, sides = rig.markers.record, list(rig.fan._sides)
+    stalled: Any = sides[-1]
+
+    def refusing(stream: Any) -> Any:
+        if stream in sides[:refused]:
+            raise DriverError("the driver refused a marker", remedy="none: it was asked to")
+        return record(stream)
+
+    monkeypatch.setattr(rig.markers, "record", refusing)
+    stalled.stall()
+    threading.Timer(0.2, stalled.resume).start()
+    with pytest.raises(DriverError):
+        rig.copy(*rig.pieces())
+    monkeypatch.undo()
+    end = rig.markers.record(rig.stream)
+    while not rig.transfer.query_marker(end):
+        pass
+    assert bytes(rig.target.view[:NBYTES]) == bytes(rig.source.view[:NBYTES])
+    rig.markers.give_back(end)
+
+
+def test_where_it_is_not_known_whether_copies_are_over_that_is_a_defect(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.copy(*rig.pieces())
+    rig.transfer.synchronize_stream(rig.stream)
+    record, sides = rig.markers.record, list(rig.fan._sides)
+
+    def refusing(stream: Any) -> Any:
+        if stream in sides:
+            raise DriverError("the driver refused a marker", remedy="none: it was asked to")
+        return record(stream)
+
+    def refused(_stream: Any) -> None:
+        raise DriverError("the driver refused to wait", remedy="none: it was asked to")
+
+    monkeypatch.setattr(rig.markers, "record", refusing)
+    monkeypatch.setattr(rig.transfer, "synchronize_stream", refused)
+    with pytest.raises(RuntimeError, match="not known"):
+        rig.copy(*rig.pieces())
+    monkeypatch.undo()
+    for side in sides:
+        rig.transfer.synchronize_stream(side)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from devipc.errors import DriverError, ResourceExhausted
 from devipc.hicache.api import UNFENCED
 from devipc.hicache.arena import HostArena
-from devipc.hicache.floor import contiguous_nbytes_per_s, measured_costs
+from devipc.hicache.floor import contiguous_nbytes_per_s, measured_costs, useful_threads
 from devipc.hicache.strips import CostModel
 from devipc.interfaces.backend import Device
 from devipc.registry import load_backend
@@ -139,7 +140,7 @@ def costs(device: Any, arena: HostArena, nbytes: int | None = None) -> CostModel
 
 @pytest.mark.timing
 def test_costs_of_small_copies_are_those_of_the_device(device: Device, arena: HostArena) -> None:
-    """Eight times the default is the most that is believed; what is near it changes nothing."""
+    """Eight times the default is the most that is believed; what is near it changes one step at most."""
     default = CostModel(byte_s=1e-10)
     content = arena.view.tobytes()
     assert costs(Slow(device, call_s=20 * default.call_s), arena).call_s == 8 * default.call_s
@@ -147,7 +148,8 @@ def test_costs_of_small_copies_are_those_of_the_device(device: Device, arena: Ho
     slow = costs(Slow(device, entry_s=20 * default.entry_s), arena)
     assert slow.entry_s == 8 * default.entry_s
     assert slow.byte_s == default.byte_s
-    assert costs(Slow(device, entry_s=0.6 * default.entry_s), arena).entry_s == default.entry_s  # and its own
+    near = costs(Slow(device, entry_s=0.6 * default.entry_s), arena).entry_s  # and its own, which is less than a us
+    assert near in (default.entry_s, 2 * default.entry_s)
     assert arena.view.tobytes() == content
 
 
@@ -181,3 +183,36 @@ def test_memory_that_is_neither_had_nor_given_back_is_no_small_matter(
     with pytest.raises(ResourceExhausted, match="unmap failed"):
         measured_costs(device, stream, 4096, 1 << 21, floor_nbytes_per_s=1e9)
     device.transfer.destroy_stream(stream)
+
+
+class Submitting:
+    """Passes everything on; a batch takes 2 ms before it returns, in which it keeps the interpreter or lets it go."""
+
+    def __init__(self, device: Device, *, keeps: bool) -> None:
+        self._device = device
+        self._keeps = keeps
+        self.transfer = self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device if name in ("memory", "info") else self._device.transfer, name)
+
+    def copy_batch(self, stream: Any, dst: Any, src: Any, nbytes: Any) -> None:
+        self._device.transfer.copy_batch(stream, dst, src, nbytes)  # type: ignore[union-attr]
+        (ctypes.PyDLL if self._keeps else ctypes.CDLL)(None).usleep(2000)
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize(("keeps", "threads"), [(False, 3), (True, 1)])
+def test_several_threads_submit_where_a_batch_lets_go_of_the_interpreter(
+    device: Device, arena: HostArena, *, keeps: bool, threads: int
+) -> None:
+    submitting: Any = Submitting(device, keeps=keeps)
+    streams = [submitting.create_stream() for _ in range(2)]
+    where = arena.address, arena.nbytes
+    content = arena.view.tobytes()
+    assert useful_threads(submitting, streams, *where, wanted=3) == threads
+    assert arena.view.tobytes() == content
+    assert useful_threads(submitting, streams, *where, wanted=1) == 1
+    assert useful_threads(submitting, streams, arena.address, 4096, wanted=3) == 1
+    for stream in streams:
+        submitting.destroy_stream(stream)

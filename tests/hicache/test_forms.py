@@ -5,12 +5,28 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from devipc.hicache.arena import HostArena
 from devipc.hicache.layout import PoolLayout
+from devipc.hicache.localcopies import LocalCarrier
 from devipc.hicache.planner import Direction, HostPages, Planner
+from devipc.hicache.records import Places
 from devipc.hicache.strips import CostModel
+from devipc.host.backend import HostBackend
+from devipc.probe.stage import Stage
+from tests.hicache.pools import until
 from tests.hicache.test_planner import ARENA, POOL, llama, random_pages
 
 TOKENS = 4096
+
+
+class Fence:
+    """Takes every signal."""
+
+    def signal(self, stream: object, n: int) -> None: ...
+
+    def settle(self) -> None: ...
+
+    def poison(self, reason: object) -> None: ...
 
 
 def planner(layout: PoolLayout, *, threads: int, cost: CostModel | None = None) -> Planner:
@@ -59,3 +75,36 @@ def test_what_an_entry_takes_counts_where_it_is_far_from_usual(entry_s: float, *
     made = planner(layout, threads=3, cost=CostModel(entry_s=entry_s))
     plan = made.plan(Direction.RESTORE, random_pages(64, 129), host, by_layer_group=True)
     assert (sum(len(group.strided) for group in plan.groups) == 0) is batch
+
+
+def test_a_lane_says_whether_it_is_alone_and_whether_its_stream_has_something_to_do() -> None:
+    device = HostBackend().open_device()
+    arena = HostArena(2**20)
+    carrier = LocalCarrier(device, arena)
+    told: list[tuple[bool, bool]] = []
+    backups, restores = (carrier.copies(direction) for direction in Direction)
+
+    class Recorder:
+        def move(self, *_arguments: object, alone: bool, soon: bool, **_options: object) -> None:
+            told.append((alone, soon))
+
+    block, layout = Stage(device, 2**16), llama(page_tokens=1, pages=4, layers=2, row=64)
+    planner = carrier.planner(layout, [block.ptr])
+    pages, places = np.array([1]), Places(np.zeros(1, np.int64), None, None)
+    fence = Fence()
+    for copies in (backups, restores):
+        copies.mover = Recorder()  # type: ignore[assignment]
+    first = backups.move(planner, Direction.BACKUP, pages, places, fence)
+    jobs = [first, backups.move(planner, Direction.BACKUP, pages, places, fence)]
+    jobs.append(restores.move(planner, Direction.RESTORE, pages, places, fence))
+    for job in jobs:
+        until(job.poll)
+    jobs = [restores.move(planner, Direction.RESTORE, pages, places, fence)]
+    until(jobs[0].poll)
+    assert told == [(True, True), (True, False), (False, True), (True, True)]
+    block.close()
+    for copies in (backups, restores):
+        copies.close()
+    carrier.close()
+    arena.close()
+    device.close()

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import math
 import threading
 import time
+import weakref
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
 
-from devipc.hicache.submitters import Submitters, submitter_count
+from devipc.errors import DeviceLostError, DriverError
+from devipc.hicache.submitters import Submitters, _quota, raise_gravest, submitter_count
+from tests.hicache.pools import until
 
 
 @pytest.fixture
@@ -77,21 +85,66 @@ def test_a_failure_is_raised_when_all_is_over(submitters: Submitters, failing: i
     assert over.count(9) == 3
 
 
-def test_behind_an_interrupt_nothing_is_begun_and_what_was_is_waited_for(submitters: Submitters) -> None:
-    began, over = threading.Event(), threading.Event()
+def test_without_more_threads_the_caller_does_it_all(submitters: Submitters, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
 
-    def slow() -> None:
-        began.set()
-        time.sleep(0.1)
-        over.set()
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    done: list[int] = []
+    submitters.run([lambda number=number: done.append(number) for number in range(3)])  # type: ignore[misc]
+    assert done == [0, 1, 2]
 
-    def interrupted() -> None:
-        assert began.wait(30)
-        raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        submitters.run([interrupted, slow])
-    assert over.is_set()
+def test_the_gravest_of_several_failures_is_raised_with_the_others(submitters: Submitters) -> None:
+    """A defect must end the engine, and a lost device too: an error of the driver beside it hides neither."""
+    errors = [DriverError("refused"), DeviceLostError("lost"), ZeroDivisionError("a defect"), DriverError("once more")]
+    meeting = threading.Barrier(4, timeout=30)
+
+    def fail(error: Exception) -> None:
+        meeting.wait()
+        raise error
+
+    with pytest.raises(ZeroDivisionError) as found:
+        submitters.run([lambda error=error: fail(error) for error in errors])  # type: ignore[misc]
+    assert [sum(word in note for note in found.value.__notes__) for word in ("refused", "lost", "once more")] == [1] * 3
+    lost = DeviceLostError("lost")
+    with pytest.raises(DeviceLostError):
+        raise_gravest([DriverError("refused"), lost])
+    raise_gravest([])
+
+
+def test_a_failure_keeps_nothing_of_what_was_to_be_done(submitters: Submitters) -> None:
+    class Copies:
+        pass
+
+    copies = Copies()
+    kept = weakref.ref(copies)
+
+    def fail(_copies: Copies) -> None:
+        raise DriverError("refused")
+
+    gc.disable()
+    try:
+        with contextlib.suppress(DriverError):
+            submitters.run([partial(fail, copies), partial(fail, copies)])
+        del copies
+        until(lambda: kept() is None)  # the other thread lets go of it when it looks for more
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("text", "processors"),
+    [("max 100000\n", math.inf), ("250000 100000\n", 2.5), ("", math.inf), ("1 0", math.inf), ("x y", math.inf)],
+)
+def test_what_a_container_may_use_counts(
+    text: str, processors: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quota = tmp_path / "cpu.max"
+    monkeypatch.setattr("devipc.hicache.submitters._QUOTA", quota)
+    assert _quota() == math.inf
+    quota.write_text(text)
+    assert _quota() == processors
 
 
 @pytest.mark.parametrize(("processors", "threads"), [(1, 1), (2, 1), (7, 1), (8, 2), (12, 3), (16, 3), (256, 3)])

@@ -121,7 +121,7 @@ class Submission:
             self.missing[name] = str(error)
             return False
         report(name)
-        status = call(*before, *failed, *flags, int(native))
+        status = call(*before, *(ctypes.addressof(one) for one in failed), *flags, int(native))
         if status == _NOT_SUPPORTED:
             self.missing[name] = f"{name} -> {status}"
         return status == 0
@@ -129,10 +129,10 @@ class Submission:
 
 def _versioned(
     name: str, before: tuple[Any, ...], behind: tuple[Any, ...]
-) -> tuple[Callable[..., int], tuple[Any, ...]]:
-    """Return the call and what goes between its arguments: a place for the failed index, before 13.0."""
+) -> tuple[Callable[..., int], tuple[ctypes.Array[ctypes.c_size_t], ...]]:
+    """Return the call and what goes between its arguments, by address: a place for the failed index, before 13.0."""
     try:
         return driver.entry(name, 13000, *before, *behind), ()
     except CapabilityError:
         failed = (ctypes.c_size_t * 1)()
-        return driver.entry(name, 12080, *before, _WORD, *behind), (ctypes.addressof(failed),)
+        return driver.entry(name, 12080, *before, _WORD, *behind), (failed,)  # kept for the time of the call

@@ -76,7 +76,7 @@ class JobLane:
     copies : LocalCopies
         Its stream.
     orders : Consumer
-        Owned.
+        Where orders come from; nobody else takes any.
     report : callable
         Takes reports; any thread.
     lose : callable
@@ -143,6 +143,10 @@ class JobLane:
             except DevIPCError as error:
                 self._lose(error)
                 return
+            except BaseException as error:  # a defect in reading an order
+                _log.exception("the engine process ends")
+                self._lose(defect(error))
+                return
             idle = order is None and not (self._flying or self._owed)
             if not (idle and self._stopping):
                 self._pulse.busy(self.direction.value)
@@ -187,7 +191,7 @@ class JobLane:
         restore = self.direction is Direction.RESTORE
         count = len(planner.groups) if restore else 1
         fence = JobFence(order.timeline, count, client.slots, move.slot, move.op, later=not restore)
-        job = self._copies.move(planner, self.direction, order.pages, order.places, fence, lists=order.lists)
+        job = self._copies.move(planner, self.direction, order.pages, order.places, fence, planned=order.planned)
         self._pulse.count(self.direction.value, self._copies.mover.counts)
         fence.finish(self._copies.stream)
         self._owed.add(order.timeline)

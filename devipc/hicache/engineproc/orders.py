@@ -1,6 +1,7 @@
 """From an entry of a ring to an order to copy that was checked: pages and places, a client, its pool in use.
 
-Owns one direction's ring. What is wrong with an order is said in it, for whoever reports; nothing is submitted here.
+Owns the order that was taken ahead. What is wrong with one is said in it, for whoever reports; nothing is submitted
+here.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from devipc.errors import DevIPCError, StaleError
 from devipc.hicache import jobs as j
 from devipc.hicache.engineproc.clients import Clients, EngineClient, MappedPool
 from devipc.hicache.engineproc.timeline import Timeline
-from devipc.hicache.localcopies import LocalCopies
-from devipc.hicache.mover import Lists
+from devipc.hicache.localcopies import LocalCopies, PlannedAhead
 from devipc.hicache.planner import Direction
 from devipc.hicache.records import Places
 from devipc.hicache.requests import PageIds
@@ -32,7 +32,7 @@ class CopyOrder:
     client: EngineClient
     timeline: Timeline
     pool: MappedPool
-    lists: Lists | None = None
+    planned: PlannedAhead | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Orders:
     def take_ahead(self) -> None:
         """Take the next order, if there is one, and plan it, while the last one is still being submitted.
 
-        Raises nothing: :meth:`take` meets what is wrong again.
+        What is wrong with it, or with the ring, :meth:`take` or whoever plans it meets again; only a defect is raised.
         """
         if self._ahead is not None:
             return
@@ -88,7 +88,7 @@ class Orders:
             self._ahead = body = self._ring.take(timeout_s=0.0, spin=False)
             self._ahead = order = self._checked(body)
             if isinstance(order, CopyOrder):
-                order.lists = self._copies.plan(order.pool.planner, self._direction, order.pages, order.places)
+                order.planned = self._copies.plan(order.pool.planner, self._direction, order.pages, order.places)
 
     def _checked(self, body: bytes) -> CopyOrder | RefusedOrder:
         move = j.decode_move(body)
