@@ -19,8 +19,8 @@ SHARES: dict[str, list[tuple[dict[str, Any], dict[str, float]]]] = {
     "one": [
         ({"page_tokens": 64}, {"backup": 0.97, "restore": 0.97, "both": 0.95}),
         ({"page_tokens": 16}, {"backup": 0.93, "restore": 0.93, "both": 0.88}),
-        ({"page_tokens": 1}, {"backup": 0.34, "restore": 0.44, "both": 0.30}),
     ],
+    "one_1": [({"page_tokens": 1}, {"backup": 0.34, "restore": 0.44, "both": 0.30})],
     "layers": [
         ({"page_tokens": 64}, {"backup": 0.95, "restore": 0.95}),
         ({"page_tokens": 16}, {"backup": 0.88, "restore": 0.88}),

@@ -11,7 +11,7 @@ out=${OUT:-$root/build/h200-bench}
 mkdir -p "$out"
 cd "$root" || exit 1
 export DEVIPC_TRIAL_CACHE= PYTHONUNBUFFERED=1
-wanted=" ${*:-one layers classic classic_1 geometries runs small sweep interference footprint control sync gather} "
+wanted=" ${*:-one one_1 layers classic classic_1 geometries runs small sweep interference footprint control sync gather} "
 failed=
 step() {
     name=$1 limit=$2
@@ -28,7 +28,8 @@ step() {
 }
 # 65,600 tokens are what SGLang gives a pool of 64 Ki: rows that fill no whole blocks of 2 MiB.
 moved="--url daemon --rows 65600"
-step one 200 transfer $moved --tokens 4096 --page-tokens 64,16,1 --baselines 5 --in-flight 1,4
+step one 120 transfer $moved --tokens 4096 --page-tokens 64,16 --baselines 5 --in-flight 1,4
+step one_1 100 transfer $moved --tokens 4096 --page-tokens 1 --baselines 5 --in-flight 1,4
 step layers 80 transfer $moved --tokens 4096 --page-tokens 64,16 --allocation layers --in-flight 1,4
 step classic 80 transfer $moved --tokens 4096 --page-tokens 64,16 --allocation classic --in-flight 1,4
 step classic_1 40 transfer $moved --tokens 4096 --page-tokens 1 --allocation classic --repetitions 8

@@ -10,17 +10,19 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from devipc.errors import DevIPCError
+from devipc.hicache.forms import Submitting
 from devipc.hicache.strips import CostModel
 from devipc.hicache.submitters import Submitters
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import DeviceTransfer, Stream
 from devipc.undoing import what_is_left
 
-__all__ = ["FLOOR_NBYTES", "contiguous_nbytes_per_s", "measured_costs", "useful_threads"]
+__all__ = ["FLOOR_NBYTES", "contiguous_nbytes_per_s", "measured_costs", "submitting"]
 
 FLOOR_NBYTES = 32 * 2**20
 """Device memory that is taken meanwhile, at most."""
@@ -144,11 +146,12 @@ def measured_costs(
     return found
 
 
-def useful_threads(device: Device, streams: Sequence[Stream], address: int, nbytes: int, *, wanted: int) -> int:
-    """Return ``wanted`` where two threads submit two batches sooner than one does, else 1.
+def submitting(device: Device, streams: Sequence[Stream], address: int, nbytes: int, *, most: int) -> Submitting:
+    """Return whether ``most`` threads are to submit long batches, or one.
 
-    A batch that is one call of the driver lets go of the interpreter; where it is a loop, threads wait for each other.
-    Takes a few milliseconds, and blocks while the streams do.
+    Several are where two threads submit two batches sooner than one does. A batch that is one call of the driver lets
+    go of the interpreter; where it is a loop, threads wait for each other. Takes a few milliseconds, and blocks while
+    the streams do.
 
     Parameters
     ----------
@@ -156,49 +159,58 @@ def useful_threads(device: Device, streams: Sequence[Stream], address: int, nbyt
         As for :func:`contiguous_nbytes_per_s`.
     streams : sequence of Stream
         Two, where nothing else runs.
-    wanted : int
+    most : int
         How many threads there may be.
     """
     transfer, memory = device.transfer, device.memory
     size = 2 * _BATCH * _PITCH
-    if wanted < 2 or transfer is None or memory is None or nbytes < size:
-        return 1
-    submitters = Submitters()
+    if most < 2 or transfer is None or memory is None or nbytes < size:
+        return Submitting()
     try:
         allocation = memory.allocate(size)
     except DevIPCError as error:
         if what_is_left(error):
             raise
         _log.info("whether several threads submit sooner was not measured: %s", error)
-        return 1
-    took_s = {False: math.inf, True: math.inf}
+        return Submitting()
+    submitters = Submitters()
     try:
-        begins = (0, _BATCH * _PITCH)
         works = [
             _batch(transfer, stream, allocation.ptr + at, address + at, _BATCH)
-            for stream, at in zip(streams, begins, strict=True)
+            for stream, at in zip(streams, (0, _BATCH * _PITCH), strict=True)
         ]
-        for number in range(2 * _TIMES):
-            for together in took_s:
-                start = time.perf_counter()
-                if together:
-                    submitters.run(works)
-                else:
-                    for work in works:
-                        work()
-                end_s = time.perf_counter() - start
-                for stream in streams:
-                    transfer.synchronize_stream(stream)
-                if number > 1:  # the first ones warm up
-                    took_s[together] = min(took_s[together], end_s)
+        one_s, two_s = _submitted_s(transfer, streams, works, submitters)
     except DevIPCError as error:
         _log.info("whether several threads submit sooner was not measured: %s", error)
-        return 1
+        return Submitting()
     finally:
         submitters.close()
         memory.free(allocation)
-    _log.debug("two batches by one thread took %.3g s, by two %.3g s", took_s[False], took_s[True])
-    return wanted if took_s[True] < _SOONER * took_s[False] else 1
+    _log.debug("two batches by one thread took %.3g s, by two %.3g s", one_s, two_s)
+    return Submitting(most, two_s / (2 * _BATCH)) if two_s < _SOONER * one_s else Submitting()
+
+
+def _submitted_s(
+    transfer: DeviceTransfer, streams: Sequence[Stream], works: Sequence[Callable[[], None]], submitters: Submitters
+) -> tuple[float, float]:
+    """Return how soon ``works`` are done at best, one after the other and together."""
+
+    def one_by_one() -> None:
+        for work in works:
+            work()
+
+    ways: list[Callable[[], None]] = [one_by_one, partial(submitters.run, works)]
+    best = [math.inf, math.inf]
+    for number in range(2 * _TIMES):
+        for way, submit in enumerate(ways):
+            start = time.perf_counter()
+            submit()
+            took_s = time.perf_counter() - start
+            for stream in streams:
+                transfer.synchronize_stream(stream)
+            if number > 1:  # the first ones warm up
+                best[way] = min(best[way], took_s)
+    return best[0], best[1]
 
 
 def _tries(transfer: DeviceTransfer, stream: Stream, dst: int, src: int) -> dict[str, Callable[[], None]]:

@@ -7,22 +7,27 @@ and there is nothing to be had from it when they are needed for the other direct
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from devipc.hicache.grouping import Load, cut, took
 
-__all__ = ["Form", "choose_form"]
+__all__ = ["Form", "Submitting", "choose_form"]
 
-_LEAST_GAIN = 0.03
-"""How much sooner a batch must be over, to be worth its processor time."""
-_MOST_SUBMITTING = 0.3
-"""Most of a batch's time that submitting it may take. Planning and other threads take their part too: pages of 16, of
-which it is .6, reached .91 and .88 of a contiguous copy in one run, .82 and .70 in another, and strided .83 and .79."""
-_A_THREAD_MORE = 0.45
-"""What a second and a third thread add, as shares of what one thread submits (read on an H200, 2026-11-30)."""
+_MOST_SUBMITTING = 0.8
+"""Most of a batch's time that submitting it may take: planning and the interpreter take their part too."""
 _BEGIN_S = 0.2e-3
 """How much later the first copy of a batch begins: what is submitted at once is some hundred entries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submitting:
+    """How long batches are best submitted: by how many threads, and what an entry then takes until it is submitted."""
+
+    threads: int = 1
+    entry_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ def choose_form(
     load: Callable[[bool, int, int], Load],
     *,
     by_layer_group: bool,
-    threads: int,
+    batches: bool,
 ) -> Form:
     """Return how ``page_count`` pages are best copied.
 
@@ -58,26 +63,22 @@ def choose_form(
     layers : sequence of int
         Layers of each group.
     load : callable
-        Returns what a page of groups ``begin .. end - 1`` costs, in plain copies or in the form that is cheapest for
-        the thread that submits it, ``load(plain, begin, end)``.
+        Returns what a page of groups ``begin .. end - 1`` costs, ``load(plain, begin, end)``: in plain copies that
+        several threads submit, or in the form that is cheapest for one.
     by_layer_group : bool
         Whether to cut at all.
-    threads : int
-        How many submit a batch at a time; with one there is no choice.
+    batches : bool
+        Whether several threads submit a batch, and have no other direction to submit for; else there is no choice.
     """
 
     def best(*, plain: bool) -> tuple[Form, Load]:
-        def load_of(begin: int, end: int) -> Load:
-            found = load(plain, begin, end)
-            return Load(found.submit_s / (1 + _A_THREAD_MORE * (threads - 1)), found.move_s) if plain else found
-
-        ranges = cut(page_count, layers, load_of) if by_layer_group else ((0, len(layers)),)
-        return Form(plain, ranges), took(ranges, load_of)
+        ranges = cut(page_count, layers, partial(load, plain)) if by_layer_group else ((0, len(layers)),)
+        return Form(plain, ranges), took(ranges, partial(load, plain))
 
     form, takes = best(plain=False)
-    if threads < 2:
+    if not batches:
         return form
     batch, batch_takes = best(plain=True)
-    sooner = batch_takes.move_s + _BEGIN_S / page_count <= (1 - _LEAST_GAIN) * takes.move_s
+    sooner = batch_takes.move_s + _BEGIN_S / page_count < takes.move_s
     submitted = batch_takes.submit_s <= _MOST_SUBMITTING * batch_takes.move_s
     return batch if sooner and submitted else form

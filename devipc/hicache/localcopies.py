@@ -16,7 +16,7 @@ from devipc.errors import DevIPCError
 from devipc.hicache.arena import CHUNK_NBYTES, HostArena, Pinned
 from devipc.hicache.copies import OpenedPool, Opener
 from devipc.hicache.fan import Fan
-from devipc.hicache.floor import contiguous_nbytes_per_s, measured_costs, useful_threads
+from devipc.hicache.floor import contiguous_nbytes_per_s, measured_costs, submitting
 from devipc.hicache.layout import PoolLayout
 from devipc.hicache.mover import BouncedMover, Lists, MarkerPool, Mover, PinnedMover
 from devipc.hicache.planner import LAYER_GROUPS, Direction, Planner
@@ -242,14 +242,21 @@ class LocalCarrier:
             device, stream, host.address, host.nbytes, floor_nbytes_per_s=self.floor_nbytes_per_s
         )
         streams = [copies.stream for copies in self._copies.values()]
-        self.threads = useful_threads(device, streams, host.address, host.nbytes, wanted=threads)
+        self.submitting = submitting(device, streams, host.address, host.nbytes, most=threads)
         for copies in self._copies.values():
-            copies.fan.threads = self.threads
+            copies.fan.threads = self.submitting.threads
             copies.mover = self._mover(copies)
 
     def _mover(self, copies: LocalCopies) -> Mover:
         if self.pinned.bounce is None:
-            return PinnedMover(self.transfer, self._arena, groups=self._groups, fan=copies.fan, cost=self.cost)
+            return PinnedMover(
+                self.transfer,
+                self._arena,
+                groups=self._groups,
+                fan=copies.fan,
+                cost=self.cost,
+                submitting=self.submitting,
+            )
         return BouncedMover(
             self.transfer,
             self._arena,

@@ -18,6 +18,7 @@ from devipc.errors import BoundsError, ClosedError, DevIPCError, UsageError
 from devipc.hicache.arena import HostArena
 from devipc.hicache.expand import CopyList
 from devipc.hicache.fan import Fan
+from devipc.hicache.forms import Submitting
 from devipc.hicache.hosttier import HostTier
 from devipc.hicache.layout import PoolLayout
 from devipc.hicache.planner import LAYER_GROUPS, Direction, HostPages, Planner
@@ -31,6 +32,7 @@ __all__ = ["BouncedMover", "Lists", "MarkerPool", "Mover", "PinnedMover"]
 Lists = Iterator[tuple[CopyList, int]]
 """What :meth:`~devipc.hicache.planner.Planner.copies` yields."""
 
+_BY_ONE = Submitting()
 _PAUSE_S = 50e-6
 _FIRST_RUNS, _PART_RUNS = 16, 512
 """How many runs of pages are planned before anything is submitted, at most, and behind that at a time."""
@@ -176,6 +178,8 @@ class PinnedMover:
         Side streams; none when None.
     cost : CostModel, optional
         Of the device.
+    submitting : Submitting
+        How the fan submits long batches.
     """
 
     def __init__(
@@ -186,7 +190,9 @@ class PinnedMover:
         groups: Sequence[int] = LAYER_GROUPS,
         fan: Fan | None = None,
         cost: CostModel | None = None,
+        submitting: Submitting = _BY_ONE,
     ) -> None:
+        self._submitting = submitting
         self._arena = arena
         self._cost = cost
         self._groups = groups
@@ -203,7 +209,7 @@ class PinnedMover:
             regions=_regions(regions),
             cost=self._cost,
             groups=self._groups,
-            threads=self._fan.threads,
+            submitting=self._submitting,
         )
 
     def lists(

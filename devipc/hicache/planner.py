@@ -18,7 +18,7 @@ from devipc.errors import UsageError
 from devipc.hicache.bounds import check_pages, check_places
 from devipc.hicache.expand import Assembly, CopyList, PageRuns
 from devipc.hicache.few import FEW
-from devipc.hicache.forms import Form, choose_form
+from devipc.hicache.forms import Form, Submitting, choose_form
 from devipc.hicache.grouping import Load
 from devipc.hicache.layout import PoolLayout
 from devipc.hicache.strips import CostModel, Limits, Strips, cells_of, compile_strips
@@ -33,6 +33,7 @@ LAYER_GROUPS = (1, 2, 4, 8)
 """Layers in the first groups of a restore; the last group takes the rest. Each group has a fence of its own."""
 
 _ONE = np.uint64(1)
+_BY_ONE = Submitting()
 
 
 class Direction(enum.StrEnum):
@@ -205,8 +206,8 @@ class Planner:
         Of the device.
     groups : sequence of int
         Sizes of the first layer groups.
-    threads : int
-        How many submit long batches of plain copies at a time.
+    submitting : Submitting
+        How long batches of plain copies are submitted; with several threads they may be sooner over than strided ones.
 
     Raises
     ------
@@ -225,7 +226,7 @@ class Planner:
         limits: Limits | None = None,
         cost: CostModel | None = None,
         groups: Sequence[int] = LAYER_GROUPS,
-        threads: int = 1,
+        submitting: Submitting = _BY_ONE,
     ) -> None:
         regions = range(len(layout.chunks)) if regions is None else regions
         if not len(addresses) == len(regions) == len(layout.chunks):
@@ -256,12 +257,9 @@ class Planner:
         group_of = {layer: number for number, group in enumerate(self.groups) for layer in group}
         self._cells = [(group_of[layer], cell) for layer, cell in cells]
         self._ranges: dict[tuple[int, int], tuple[_Tables, ...]] = {}  # strided where that is cheaper, and plain
-        self._forms: dict[tuple[int, int, bool, int], Form] = {}
-        self._threads = threads
-        usual_s = CostModel().entry_s
-        near = usual_s / 2 <= self.cost.entry_s <= 2 * usual_s
-        # What one thread takes for an entry varies by two from moment to moment, what several reach together does not.
-        self._batch_cost = replace(self.cost, entry_s=usual_s) if near else self.cost
+        self._forms: dict[tuple[int, int, bool, bool], Form] = {}
+        self._batches = submitting.threads > 1
+        self._batch_cost = replace(self.cost, entry_s=submitting.entry_s)
         self._form(1, 1, by_layer_group=True, alone=True)  # makes the tables that most plans need
 
     def _tables(self, begin: int, end: int, *, plain: bool) -> _Tables:
@@ -273,7 +271,7 @@ class Planner:
             extents = compile_strips(cells, limits=self._limits, cost=self.cost)
             both = tuple(
                 _Tables(Strips.of(blocks, plain=one), Strips.of(extents, plain=one))
-                for one in (False, True)[: 1 + (self._threads > 1)]
+                for one in (False, True)[: 1 + self._batches]
             )
             found = self._ranges[begin, end] = both
         return found[plain]
@@ -281,8 +279,8 @@ class Planner:
     def _form(self, page_count: int, run_count: int, *, by_layer_group: bool, alone: bool) -> Form:
         """Return how about so many pages in so many runs are copied, and which layer groups are submitted as one."""
         pages, length = (number.bit_length() - 1 for number in (page_count, page_count // run_count))
-        threads = self._threads if alone else 1
-        found = self._forms.get((pages, length, by_layer_group, threads))
+        key = (pages, length, by_layer_group, self._batches and alone)
+        found = self._forms.get(key)
         if found is None:
 
             def load(plain: bool, begin: int, end: int) -> Load:  # noqa: FBT001
@@ -290,8 +288,9 @@ class Planner:
                 return Load.of(self._tables(begin, end, plain=plain).blocks, cost, 2**-length)
 
             layers = [len(group) for group in self.groups]
-            found = choose_form(2**pages, layers, load, by_layer_group=by_layer_group, threads=threads)
-            self._forms[pages, length, by_layer_group, threads] = found
+            found = self._forms[key] = choose_form(
+                2**pages, layers, load, by_layer_group=by_layer_group, batches=key[-1]
+            )
         return found
 
     def plan(
@@ -341,7 +340,7 @@ class Planner:
         Parameters
         ----------
         alone : bool
-            Whether the device has nothing else to copy meanwhile: with ``threads``, batches may be sooner over then.
+            Whether the device has nothing else to copy meanwhile, so that batches may be sooner over.
         first_runs, part_runs : int
             Most runs of pages in the very first list of many, and in any; 0: no limit.
         apart_nbytes : int

@@ -65,7 +65,7 @@ class CostModel:
     entry_s: float = 0.7e-6
     byte_s: float = 1 / 55e9
     copy_s: float = 30e-9
-    strided_s: float = 4e-6
+    strided_s: float = 5e-6
 
 
 @dataclass(frozen=True, slots=True)

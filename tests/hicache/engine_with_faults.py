@@ -34,6 +34,7 @@ from devipc.hicache import fan, forms, jobs, localcopies
 from devipc.hicache.engineproc import process
 from devipc.hicache.engineproc.orders import Orders
 from devipc.hicache.engineproc.process import main
+from devipc.hicache.forms import Submitting
 from devipc.hicache.planner import Planner
 from devipc.interfaces.backend import Device
 from devipc.registry import load_backend
@@ -358,9 +359,9 @@ def left(made: Counter[str]) -> dict[str, int]:
 def spread(threads: int, switches: Switches) -> None:
     """Have ``threads`` submit all copies, in short pieces of batches."""
     cast(Any, process).submitter_count = lambda: threads
-    cast(Any, localcopies).useful_threads = lambda *_arguments, wanted: wanted
+    cast(Any, localcopies).submitting = lambda *_arguments, most: Submitting(most, 0.0)
     fan.PIECES, fan._MEANWHILE_PIECES = 4, 8
-    forms._LEAST_GAIN, forms._MOST_SUBMITTING, forms._BEGIN_S = -1e9, 1e9, 0.0
+    forms._BEGIN_S = -1.0  # always the sooner form
     take_ahead, plan = Orders.take_ahead, Planner.copies
 
     def counted(orders: Orders) -> None:

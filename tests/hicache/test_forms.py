@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from devipc.hicache.arena import HostArena
+from devipc.hicache.forms import Submitting
 from devipc.hicache.layout import PoolLayout
 from devipc.hicache.localcopies import LocalCarrier
 from devipc.hicache.planner import Direction, HostPages, Planner
 from devipc.hicache.records import Places
-from devipc.hicache.strips import CostModel
 from devipc.host.backend import HostBackend
 from devipc.probe.stage import Stage
 from tests.hicache.pools import until
@@ -29,16 +29,20 @@ class Fence:
     def poison(self, reason: object) -> None: ...
 
 
-def planner(layout: PoolLayout, *, threads: int, cost: CostModel | None = None) -> Planner:
-    return Planner(layout, [POOL], arena=(ARENA, 1 << 40), cost=cost, threads=threads)
+def planner(layout: PoolLayout, entry_s: float = 0.5e-6) -> Planner:
+    """Plan for several threads that together submit an entry in ``entry_s``; for one when it is 0."""
+    submitting = Submitting(3, entry_s) if entry_s else Submitting()
+    return Planner(layout, [POOL], arena=(ARENA, 1 << 40), submitting=submitting)
 
 
-def strided(page_tokens: int, direction: Direction, *, threads: int, alone: bool = True, tokens: int = TOKENS) -> int:
+def strided(
+    page_tokens: int, direction: Direction, entry_s: float = 0.5e-6, *, alone: bool = True, tokens: int = TOKENS
+) -> int:
     """How many strided copies a plan has."""
     count = tokens // page_tokens
     layout = llama(page_tokens=page_tokens, pages=2 * count + 1)
     host = HostPages.blocks(ARENA + np.arange(count) * layout.page_nbytes)
-    lists = planner(layout, threads=threads).copies(
+    lists = planner(layout, entry_s).copies(
         direction,
         random_pages(count, 2 * count + 1),
         host,
@@ -50,31 +54,27 @@ def strided(page_tokens: int, direction: Direction, *, threads: int, alone: bool
     return sum(len(copies.strided) for copies in found)
 
 
-def test_restores_of_large_pages_are_batches_which_cuts_cost_nothing() -> None:
-    assert strided(64, Direction.RESTORE, threads=3) == 0
-    assert strided(64, Direction.BACKUP, threads=3) > 0  # uncut they are as fast
-
-
-@pytest.mark.parametrize("page_tokens", [16, 1])
 @pytest.mark.parametrize("direction", Direction)
-def test_what_would_keep_the_processor_as_long_as_the_wire_is_strided(page_tokens: int, direction: Direction) -> None:
-    assert strided(page_tokens, direction, threads=3) >= TOKENS // page_tokens
+@pytest.mark.parametrize("page_tokens", [64, 16])
+def test_what_several_threads_submit_faster_than_the_wire_takes_it_is_a_batch(
+    page_tokens: int, direction: Direction
+) -> None:
+    assert strided(page_tokens, direction) == 0
 
 
-def test_one_thread_another_direction_or_few_bytes_leave_it_at_strided_copies() -> None:
-    assert strided(64, Direction.RESTORE, threads=1) > 0
-    assert strided(64, Direction.RESTORE, threads=3, alone=False) > 0
-    assert strided(64, Direction.RESTORE, threads=3, tokens=256) > 0
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize(("page_tokens", "entry_s"), [(64, 2e-6), (16, 0.55e-6), (1, 0.3e-6)])
+def test_what_would_keep_the_processor_about_as_long_as_the_wire_is_strided(
+    page_tokens: int, entry_s: float, direction: Direction
+) -> None:
+    assert strided(page_tokens, direction, entry_s) >= TOKENS // page_tokens
 
 
-@pytest.mark.parametrize(("entry_s", "batch"), [(0.4e-6, True), (0.7e-6, True), (1.4e-6, True), (2.8e-6, False)])
-def test_what_an_entry_takes_counts_where_it_is_far_from_usual(entry_s: float, *, batch: bool) -> None:
-    """By two it varies from moment to moment; a driver that is slower than that is not given batches for their sake."""
-    layout = llama(page_tokens=64, pages=129)
-    host = HostPages.blocks(ARENA + np.arange(64) * layout.page_nbytes)
-    made = planner(layout, threads=3, cost=CostModel(entry_s=entry_s))
-    plan = made.plan(Direction.RESTORE, random_pages(64, 129), host, by_layer_group=True)
-    assert (sum(len(group.strided) for group in plan.groups) == 0) is batch
+@pytest.mark.parametrize("page_tokens", [64, 16])
+def test_one_thread_another_direction_or_few_bytes_leave_it_at_strided_copies(page_tokens: int) -> None:
+    assert strided(page_tokens, Direction.RESTORE, 0) > 0
+    assert strided(page_tokens, Direction.RESTORE, alone=False) > 0
+    assert strided(page_tokens, Direction.RESTORE, tokens=64) > 0
 
 
 def test_a_lane_says_whether_it_is_alone_and_whether_its_stream_has_something_to_do() -> None:

@@ -248,7 +248,7 @@ class _Parts:
             "capabilities": found,
             "floor_nbytes_per_s": self.carrier.floor_nbytes_per_s,
             "costs_s": asdict(self.carrier.cost),
-            "submitting_threads": self.carrier.threads,
+            "submitting_threads": self.carrier.submitting.threads,
         }
         told = json.dumps(facts).encode()
         answer = j.Ready(
