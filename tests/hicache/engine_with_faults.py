@@ -30,15 +30,11 @@ from typing import Any, cast
 from devipc.calltrace import observe
 from devipc.channel.link import Link
 from devipc.errors import DriverError
-from devipc.hicache import fan, forms, jobs, localcopies
-from devipc.hicache.engineproc import process
-from devipc.hicache.engineproc.orders import Orders
 from devipc.hicache.engineproc.process import main
-from devipc.hicache.forms import Submitting
-from devipc.hicache.planner import Planner
 from devipc.interfaces.backend import Device
 from devipc.registry import load_backend
 from devipc.session.peer import Peer
+from tests.hicache.engine_changed import misreading, spread
 from tests.hicache.faulty import FaultyDevice
 from tests.hicache.held import Held
 from tests.hicache.holding import hold
@@ -354,41 +350,6 @@ def left(made: Counter[str]) -> dict[str, int]:
         if kept > 0:
             found[f"{name} refused in front of the driver"] = kept
     return found
-
-
-def spread(threads: int, switches: Switches) -> None:
-    """Have ``threads`` submit all copies, in short pieces of batches."""
-    cast(Any, process).submitter_count = lambda: threads
-    cast(Any, localcopies).submitting = lambda *_arguments, most: Submitting(most, 0.0)
-    fan.PIECES, fan._MEANWHILE_PIECES = 4, 8
-    forms._BEGIN_S = -1.0  # always the sooner form
-    take_ahead, plan = Orders.take_ahead, Planner.copies
-
-    def counted(orders: Orders) -> None:
-        before = orders.empty
-        take_ahead(orders)
-        if before and not orders.empty:
-            planned = getattr(orders._ahead, "planned", None) is not None
-            switches.ahead.append("PlannedOrder" if planned else type(orders._ahead).__name__)
-
-    def planned(planner: Planner, *arguments: Any, **options: Any) -> Any:
-        switches.plans += 1
-        return plan(planner, *arguments, **options)
-
-    cast(Any, Orders).take_ahead = counted
-    cast(Any, Planner).copies = planned
-
-
-def misreading(switches: Switches) -> None:
-    """Let the reading of an order be a defect, when it was asked for."""
-    lists_of = jobs.lists_of
-
-    def misread(move: Any) -> Any:
-        if switches.misread:
-            raise MemoryError("reading an order")
-        return lists_of(move)
-
-    cast(Any, jobs).lists_of = misread
 
 
 if __name__ == "__main__":
