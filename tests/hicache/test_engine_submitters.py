@@ -19,6 +19,8 @@ from tests.hicache.engine_world import PAGES, EngineWorld, contents, engine_worl
 from tests.hicache.pools import until
 
 SPREAD = {SUBMITTERS: "3"}
+_BUSY_S = 0.5
+"""How long the first job is being submitted: the others have come meanwhile."""
 Pair = tuple[EngineWorld, ClientProcess]
 
 
@@ -37,7 +39,7 @@ def test_many_jobs_of_both_directions_move_all_bytes(pair: Pair) -> None:
     with it.faults() as faults:
         sources = list(range(1, 13))
         client.fill(pages=sources, seed=3)
-        faults.slow(0.002)  # so that orders wait
+        faults.hang(_BUSY_S)  # so that orders wait
         jobs = [
             it.start_job(client, Direction.BACKUP, [page], it.places(1, at), slot=at, op=at + 1)
             for at, page in enumerate(sources)
@@ -61,7 +63,6 @@ def test_many_jobs_of_both_directions_move_all_bytes(pair: Pair) -> None:
         client.wait(direction="restore", n=client.base(slot=10) + 4)
         restored = [page for at in range(0, 12, 2) for page in targets[2 * at : 2 * at + 2]]
         client.check(pages=restored, seed=3)
-        faults.slow(0.0)
 
 
 def test_a_refusal_in_any_thread_fails_its_job_and_no_other(pair: Pair) -> None:
@@ -101,24 +102,23 @@ def test_wrong_orders_that_are_taken_ahead_are_refused_where_they_would_have_beg
     it, client = pair
     with it.faults() as faults:
         faults.ahead()
-        faults.slow(0.02)
+        faults.hang(_BUSY_S)
         jobs = [
             it.start_job(client, Direction.BACKUP, [1, 5, 9], it.places(3, at), slot=at, op=200 + at) for at in (0, 3)
-        ]  # while the first is submitted the others come, and what is behind the second is taken ahead
+        ]  # what is behind the second is taken ahead when that begins
         client.begin(slot=4, op=210)
         jobs.append(order(it, pages, slot=4, op=210, **changes))
         jobs.append(it.start_job(client, Direction.BACKUP, [4], it.places(1, 7), slot=6, op=220))
         until(lambda: all(job.poll() for job in list(jobs)))
         assert [type(job.error) for job in jobs] == [type(None), type(None), error, type(None)]
         assert kind in faults.ahead()
-        faults.slow(0.0)
 
 
 def test_a_pool_that_closes_waits_for_orders_that_were_taken_ahead(pair: Pair) -> None:
     it, client = pair
     with it.faults() as faults:
         faults.ahead()
-        faults.slow(0.02)
+        faults.hang(_BUSY_S)
         jobs = [
             it.start_job(client, Direction.BACKUP, [1, 5, 9], it.places(3, 3 * at), slot=at, op=300 + at)
             for at in range(3)
@@ -127,7 +127,6 @@ def test_a_pool_that_closes_waits_for_orders_that_were_taken_ahead(pair: Pair) -
         over: list[bool] = []
         it.carrier.close_pool(it.pool.opened, lambda: over.append(jobs[0].poll()))
         until(lambda: bool(over) and all(job.poll() for job in jobs))
-        faults.slow(0.0)
     assert over == [True]
     assert [job.error for job in jobs[:2]] == [None, None]
     assert jobs[2].error is None or isinstance(jobs[2].error, StaleError)  # by when it was taken
