@@ -370,10 +370,11 @@ class Planner:
             first_runs = run_count // 4 if 0 < apart_nbytes <= len(ids) * self.page_nbytes else 0
         first = _first(parts, first_runs) if first_runs else parts
         form = self._form(len(ids), run_count, by_layer_group=by_layer_group, alone=alone)
+        cost = self._batch_cost if form.plain else self.cost
         for begin, end in form.ranges:
             tables = self._tables(begin, end, plain=form.plain)
             for number, part in enumerate(first, 1):
-                assembly = Assembly(self._limits, self.cost, to_host=direction is Direction.BACKUP)
+                assembly = Assembly(self._limits, cost, to_host=direction is Direction.BACKUP)
                 for runs in part:
                     assembly.add(runs, tables.blocks if runs.span is None else tables.extents)
                 yield assembly.done(), end if number == len(first) else 0

@@ -11,6 +11,7 @@ from devipc.hicache.layout import PoolLayout
 from devipc.hicache.localcopies import LocalCarrier
 from devipc.hicache.planner import Direction, HostPages, Planner
 from devipc.hicache.records import Places
+from devipc.hicache.strips import CostModel
 from devipc.host.backend import HostBackend
 from devipc.probe.stage import Stage
 from tests.hicache.pools import until
@@ -75,6 +76,16 @@ def test_one_thread_another_direction_or_few_bytes_leave_it_at_strided_copies(pa
     assert strided(page_tokens, Direction.RESTORE, 0) > 0
     assert strided(page_tokens, Direction.RESTORE, alone=False) > 0
     assert strided(page_tokens, Direction.RESTORE, tokens=64) > 0
+
+
+def test_what_one_thread_takes_for_an_entry_makes_no_strided_copies_of_a_batch() -> None:
+    """One thread may be sooner with a call for each copy than with a batch; several are not asked for that."""
+    layout = llama(page_tokens=64, pages=129)
+    host = HostPages.blocks(ARENA + np.arange(64) * layout.page_nbytes)
+    slow = CostModel(entry_s=9e-6)
+    made = Planner(layout, [POOL], arena=(ARENA, 1 << 40), cost=slow, submitting=Submitting(3, 0.5e-6))
+    plan = made.plan(Direction.BACKUP, random_pages(64, 129), host)
+    assert [len(group.strided) for group in plan.groups] == [0]
 
 
 def test_a_lane_says_whether_it_is_alone_and_whether_its_stream_has_something_to_do() -> None:
