@@ -5,6 +5,7 @@ Owns one short measurement when an engine begins. It only reads host memory, whi
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -14,11 +15,12 @@ from functools import partial
 
 import numpy as np
 
-from devipc.errors import DevIPCError
+from devipc.errors import DeviceLostError, DevIPCError
 from devipc.hicache.forms import Submitting
 from devipc.hicache.strips import CostModel
 from devipc.hicache.submitters import Submitters
 from devipc.interfaces.backend import Device
+from devipc.interfaces.memory import Allocation, DeviceMemoryIPC
 from devipc.interfaces.transfer import DeviceTransfer, Stream
 from devipc.undoing import what_is_left
 
@@ -84,7 +86,7 @@ def contiguous_nbytes_per_s(device: Device, stream: Stream, address: int, nbytes
         _log.info("the speed of a contiguous copy was not measured: %s", error)
         return 0.0
     finally:
-        memory.free(allocation)
+        _give_back(transfer, memory, allocation, (stream,))
     # Of copies so short that noise decides, no more than half is taken for what each costs by itself.
     more_s = max(best[large] - best[small], best[large] / 2, 1e-9)
     return (large - small) / more_s
@@ -131,7 +133,7 @@ def measured_costs(
         _log.info("the cost of small copies was not measured: %s", error)
         return default
     finally:
-        memory.free(allocation)
+        _give_back(transfer, memory, allocation, (stream,))
     byte_s, one = default.byte_s, took_s["one strided"]
     row_s = (took_s["rows"] - one) / (_ROWS - 2) - _WIDTH * byte_s
     call_s = (took_s["strided"] - one) / _CALLS - 2 * (_WIDTH * byte_s + max(row_s, 0.0))
@@ -151,7 +153,7 @@ def submitting(device: Device, streams: Sequence[Stream], address: int, nbytes: 
 
     Several are where two threads submit two batches sooner than one does. A batch that is one call of the driver lets
     go of the interpreter; where it is a loop, threads wait for each other. Takes a few milliseconds, and blocks while
-    the streams do.
+    the streams do. Copies to the device stand for both directions.
 
     Parameters
     ----------
@@ -185,7 +187,7 @@ def submitting(device: Device, streams: Sequence[Stream], address: int, nbytes: 
         return Submitting()
     finally:
         submitters.close()
-        memory.free(allocation)
+        _give_back(transfer, memory, allocation, streams)
     _log.debug("two batches by one thread took %.3g s, by two %.3g s", one_s, two_s)
     return Submitting(most, two_s / (2 * _BATCH)) if two_s < _SOONER * one_s else Submitting()
 
@@ -257,6 +259,19 @@ def _rounded(measured_s: float, default_s: float) -> float:
         return math.ldexp(default_s, -_STEPS)  # less than what can be told
     steps = math.trunc(math.log2(measured_s / default_s))
     return math.ldexp(default_s, max(-_STEPS, min(_STEPS, steps)))
+
+
+def _give_back(
+    transfer: DeviceTransfer, memory: DeviceMemoryIPC, allocation: Allocation, streams: Sequence[Stream]
+) -> None:
+    """Free ``allocation`` when nothing on ``streams`` uses it any more; on a lost device nothing does.
+
+    Where that cannot be known it stays, and the error is raised: an engine does not begin with that.
+    """
+    for stream in streams:
+        with contextlib.suppress(DeviceLostError):
+            transfer.synchronize_stream(stream)
+    memory.free(allocation)
 
 
 def _copy_s(transfer: DeviceTransfer, stream: Stream, dst: int, src: int, nbytes: int) -> float:

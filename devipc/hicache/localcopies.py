@@ -26,6 +26,7 @@ from devipc.hicache.requests import CompletionFence, PageIds, RegisterPool, Sign
 from devipc.hicache.results import defect
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import DeviceTransfer, Marker, Stream
+from devipc.undoing import try_each, undo
 
 __all__ = ["LocalCarrier", "LocalCopies", "LocalJob", "PlannedAhead"]
 
@@ -45,7 +46,11 @@ class LocalJob:
         self._done = False
 
     def mark(self) -> None:
-        """Mark the end of the copies; behind a failure too: what was put on the stream before it may still run."""
+        """Mark the end of the copies; behind a failure too: what was put on the stream before it may still run.
+
+        Raises what keeps the end from being known: then nothing is marked.
+        """
+        self._copies.fan.settle(self._copies.stream)
         self._marker = self._copies.markers.record(self._copies.stream)
 
     def poll(self) -> bool:
@@ -228,24 +233,27 @@ class LocalCarrier:
         try:
             for direction in (Direction.RESTORE, Direction.BACKUP):
                 self._copies[direction] = LocalCopies(self.transfer, direction, lambda error: self.lose(error))
-        except BaseException:
+            self._measure(threads)
             for copies in self._copies.values():
-                copies.close()
-            self.pinned.close()
+                copies.fan.threads = self.submitting.threads
+                copies.mover = self._mover(copies)
+        except BaseException:
+            undo(self.abandon)
             raise
         one, other = self._copies.values()
         one.opposite, other.opposite = other, one
-        host = arena if self.pinned.bounce is None else self.pinned.bounce
-        stream = self._copies[Direction.RESTORE].stream
-        self.floor_nbytes_per_s = contiguous_nbytes_per_s(device, stream, host.address, host.nbytes)
-        self.cost = measured_costs(
-            device, stream, host.address, host.nbytes, floor_nbytes_per_s=self.floor_nbytes_per_s
-        )
+
+    def abandon(self) -> None:
+        """Give everything back, as long as nobody has its lanes."""
+        try_each([*(copies.close for copies in self._copies.values()), self.pinned.close])
+
+    def _measure(self, threads: int) -> None:
+        host = self._arena if self.pinned.bounce is None else self.pinned.bounce
         streams = [copies.stream for copies in self._copies.values()]
-        self.submitting = submitting(device, streams, host.address, host.nbytes, most=threads)
-        for copies in self._copies.values():
-            copies.fan.threads = self.submitting.threads
-            copies.mover = self._mover(copies)
+        where = self.device, streams[0], host.address, host.nbytes
+        self.floor_nbytes_per_s = contiguous_nbytes_per_s(*where)
+        self.cost = measured_costs(*where, floor_nbytes_per_s=self.floor_nbytes_per_s)
+        self.submitting = submitting(self.device, streams, host.address, host.nbytes, most=threads)
 
     def _mover(self, copies: LocalCopies) -> Mover:
         if self.pinned.bounce is None:

@@ -7,6 +7,7 @@ copies from several threads at once.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
 import threading
@@ -21,7 +22,6 @@ __all__ = ["Submitters", "raise_gravest", "submitter_count"]
 _MOST = 3
 _PROCESSORS_EACH = 4
 _JOIN_S = 5.0
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _log = logging.getLogger("devipc.hicache")
 
 
@@ -34,16 +34,31 @@ def submitter_count(processors: float | None = None) -> int:
     return max(1, min(_MOST, int(usable // _PROCESSORS_EACH)))
 
 
-def _quota() -> float:
-    """Return how many processors' time the control group of this process (or its container) has; infinity: no limit.
+def _quota(proc: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> float:
+    """Return how many processors' time the control groups of this process have; infinity: no limit, or none is told.
 
-    Source: ``cpu.max`` is a quota, or "max", and its period (Linux, cgroup v2).
+    Source: ``cpu.max`` is a quota, or "max", and its period, of a group and all below it (Linux, cgroup v2).
     """
     try:
-        quota, period = _QUOTA.read_text("ascii").split()
-        return float(quota) / float(period) if quota != "max" else float("inf")
+        own = next(
+            line[3:].strip() for line in proc.read_text("utf-8", "replace").splitlines() if line.startswith("0::")
+        )
+    except (OSError, StopIteration):
+        return math.inf
+    folder = groups / own.lstrip("/")
+    return min(_quota_of(group) for group in (folder, *folder.parents) if group.is_relative_to(groups))
+
+
+def _quota_of(group: Path) -> float:
+    try:
+        quota, period = (group / "cpu.max").read_text("ascii").split()
+        return math.inf if quota == "max" else float(quota) / float(period)
     except (OSError, ValueError, ZeroDivisionError):
-        return float("inf")
+        return math.inf
+
+
+def _nothing() -> None:
+    """Stand for work that is done."""
 
 
 class _Part:
@@ -71,6 +86,7 @@ class Submitters:
     def __init__(self) -> None:
         self._parts: queue.SimpleQueue[_Part | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._told = False
 
     def run(self, works: Sequence[Callable[[], None]]) -> None:
         """Do all of ``works`` at once, one on the caller's thread; it also does what no thread has begun meanwhile.
@@ -82,7 +98,7 @@ class Submitters:
         failures: list[BaseException] = []
         try:
             self._make(len(parts) - 1)
-            for part in parts[1:]:
+            for part in parts[1:] if self._threads else ():
                 self._parts.put(part)
             for part in parts:
                 if part.claim(self):
@@ -92,11 +108,12 @@ class Submitters:
         for part in parts:
             if not part.claim(self):
                 part.over.wait()
+            part.work = _nothing  # it may still be in the queue
         failures += [part.error for part in parts if part.error is not None]
         try:
             raise_gravest(failures)
         finally:
-            del parts, part  # or the error's frame would keep them, and with them what they were to copy
+            parts.clear()  # or the error's frame would keep them, and with them what they were to copy
 
     def _make(self, count: int) -> None:
         """Have ``count`` threads, or as many as there can be: what nobody begins the caller does."""
@@ -105,7 +122,9 @@ class Submitters:
             try:
                 thread.start()
             except RuntimeError as error:
-                _log.warning("copies are submitted by fewer threads: %s", error)
+                if not self._told:
+                    _log.warning("copies are submitted by fewer threads: %s", error)
+                self._told = True
                 return
             self._threads.append(thread)
 

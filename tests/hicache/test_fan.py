@@ -186,12 +186,13 @@ def test_a_side_that_cannot_be_joined_is_waited_for(rig: Rig, monkeypatch: pytes
     rig.markers.give_back(end)
 
 
-def test_where_it_is_not_known_whether_copies_are_over_that_is_a_defect(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_over_while_it_is_not_known_whether_a_side_is(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither joined nor waited for: whoever marks the stream is told, until one of them is possible again."""
     rig.copy(*rig.pieces())
     rig.transfer.synchronize_stream(rig.stream)
+    rig.target.view[:NBYTES] = bytes(NBYTES)
     record, sides = rig.markers.record, list(rig.fan._sides)
+    stalled: Any = sides[-1]
 
     def refusing(stream: Any) -> Any:
         if stream in sides:
@@ -203,8 +204,17 @@ def test_where_it_is_not_known_whether_copies_are_over_that_is_a_defect(
 
     monkeypatch.setattr(rig.markers, "record", refusing)
     monkeypatch.setattr(rig.transfer, "synchronize_stream", refused)
-    with pytest.raises(RuntimeError, match="not known"):
+    stalled.stall()
+    with pytest.raises(DriverError):
         rig.copy(*rig.pieces())
+    for _ in range(2):
+        with pytest.raises(DriverError):
+            rig.fan.settle(rig.stream)
     monkeypatch.undo()
-    for side in sides:
-        rig.transfer.synchronize_stream(side)
+    rig.fan.settle(rig.stream)
+    end = rig.markers.record(rig.stream)
+    assert not rig.transfer.query_marker(end)  # the stream waits for the side
+    stalled.resume()
+    rig.transfer.synchronize_stream(rig.stream)
+    assert bytes(rig.target.view[:NBYTES]) == bytes(rig.source.view[:NBYTES])
+    rig.markers.give_back(end)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from devipc.errors import DriverError, ResourceExhausted
 from devipc.hicache.api import UNFENCED
 from devipc.hicache.arena import HostArena
 from devipc.hicache.floor import contiguous_nbytes_per_s, measured_costs, submitting
+from devipc.hicache.localcopies import LocalCarrier
 from devipc.hicache.strips import CostModel
 from devipc.interfaces.backend import Device
 from devipc.registry import load_backend
@@ -184,6 +186,76 @@ def test_memory_that_is_neither_had_nor_given_back_is_no_small_matter(
     with pytest.raises(ResourceExhausted, match="unmap failed"):
         measured_costs(device, stream, 4096, 1 << 21, floor_nbytes_per_s=1e9)
     device.transfer.destroy_stream(stream)
+
+
+def test_memory_is_not_freed_under_copies_that_may_still_run(device: Device, arena: HostArena) -> None:
+    """The first batch is on its stream, the second is refused."""
+    assert device.transfer is not None
+    transfer: Any = device.transfer
+    streams: list[Any] = [transfer.create_stream() for _ in range(2)]
+    freed: list[bool] = []
+    batches: list[Any] = []
+
+    class Refusing:
+        transfer: Any
+        memory: Any
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(device.memory if name in ("allocate",) else device.transfer, name)
+
+        def copy_batch(self, stream: Any, *columns: Any) -> None:
+            batches.append(stream)
+            if len(batches) == 2:
+                threading.Timer(0.1, streams[0].resume).start()
+                raise DriverError("the driver refused the copy", remedy="none: it was asked to")
+            streams[0].stall()
+            device.transfer.copy_batch(stream, *columns)  # type: ignore[union-attr]
+
+        def free(self, allocation: Any) -> None:
+            marker = transfer.create_marker()
+            transfer.record(marker, streams[0])
+            freed.append(transfer.query_marker(marker))
+            transfer.destroy_marker(marker)
+            device.memory.free(allocation)  # type: ignore[union-attr]
+
+    refusing: Any = Refusing()
+    refusing.transfer = refusing.memory = refusing
+    assert submitting(refusing, streams, arena.address, arena.nbytes, most=3).threads == 1
+    assert freed == [True]
+    for stream in streams:
+        transfer.destroy_stream(stream)
+
+
+@pytest.mark.parametrize("failing", ["contiguous_nbytes_per_s", "measured_costs", "submitting"])
+def test_what_was_made_before_a_failure_is_given_back(
+    device: Device, failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, destroyed = list[Any](), list[Any]()
+    create, destroy = device.transfer.create_stream, device.transfer.destroy_stream  # type: ignore[union-attr]
+
+    def counted_create(*, priority: int = 0) -> Any:
+        made.append(create(priority=priority))
+        return made[-1]
+
+    def counted_destroy(stream: Any) -> None:
+        destroyed.append(stream)
+        destroy(stream)
+
+    def fail(*_: object, **__: object) -> Any:
+        raise DriverError("the driver refused", remedy="none: it was asked to")
+
+    monkeypatch.setattr(device.transfer, "create_stream", counted_create)
+    monkeypatch.setattr(device.transfer, "destroy_stream", counted_destroy)
+    monkeypatch.setattr(f"devipc.hicache.localcopies.{failing}", fail)
+    arena = HostArena(2**20)
+    with pytest.raises(DriverError):
+        LocalCarrier(device, arena)
+    assert set(map(id, made)) == set(map(id, destroyed))
+    assert made
+    monkeypatch.undo()
+    carrier = LocalCarrier(device, arena)  # refused as registered twice, if it still were
+    carrier.abandon()
+    arena.close()
 
 
 class SlowToSubmit:

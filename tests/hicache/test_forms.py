@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from devipc.errors import DriverError
 from devipc.hicache.arena import HostArena
 from devipc.hicache.forms import Submitting
 from devipc.hicache.layout import PoolLayout
@@ -117,5 +120,49 @@ def test_a_lane_says_whether_it_is_alone_and_whether_its_stream_has_something_to
     for copies in (backups, restores):
         copies.close()
     carrier.close()
+    arena.close()
+    device.close()
+
+
+def test_a_job_is_not_over_while_a_side_stream_may_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver neither marks the side nor waits for it: the job says so, and keeps its pages until it does."""
+    device = HostBackend().open_device()
+    arena = HostArena(2**20)
+    carrier = LocalCarrier(device, arena)
+    copies = carrier.copies(Direction.BACKUP)
+    monkeypatch.setattr("devipc.hicache.fan.PIECES", 4)
+    count, layers = 9, 4
+    block, layout = Stage(device, 2**18), llama(page_tokens=1, pages=2 * count + 1, layers=layers, row=64)
+    planner = Planner(layout, [block.ptr], arena=(arena.address, arena.nbytes), cost=CostModel(call_s=1.0))
+    pages, places = np.arange(1, 2 * count, 2), Places(np.arange(count) * layout.page_nbytes, None, None)
+    job = copies.move(planner, Direction.BACKUP, pages, places, Fence())
+    until(job.poll)
+    sides: list[Any] = list(copies.fan._sides)
+    assert sides
+    record = copies.markers.record
+
+    def refusing(stream: Any) -> Any:
+        if stream in sides:
+            raise DriverError("the driver refused a marker", remedy="none: it was asked to")
+        return record(stream)
+
+    def refused(_stream: Any) -> None:
+        raise DriverError("the driver refused to wait", remedy="none: it was asked to")
+
+    monkeypatch.setattr(copies.markers, "record", refusing)
+    monkeypatch.setattr(copies.transfer, "synchronize_stream", refused)
+    sides[-1].stall()
+    job = copies.move(planner, Direction.BACKUP, pages, places, Fence())
+    assert isinstance(job.error, DriverError)
+    for _ in range(2):
+        with pytest.raises(DriverError):
+            job.poll()
+    monkeypatch.undo()
+    assert not job.poll()
+    sides[-1].resume()
+    until(job.poll)
+    assert copies.flying == 0
+    block.close()
+    carrier.abandon()
     arena.close()
     device.close()

@@ -93,6 +93,7 @@ def test_without_more_threads_the_caller_does_it_all(submitters: Submitters, mon
     done: list[int] = []
     submitters.run([lambda number=number: done.append(number) for number in range(3)])  # type: ignore[misc]
     assert done == [0, 1, 2]
+    assert submitters._parts.empty()
 
 
 def test_the_gravest_of_several_failures_is_raised_with_the_others(submitters: Submitters) -> None:
@@ -133,18 +134,30 @@ def test_a_failure_keeps_nothing_of_what_was_to_be_done(submitters: Submitters) 
         gc.enable()
 
 
-@pytest.mark.parametrize(
-    ("text", "processors"),
-    [("max 100000\n", math.inf), ("250000 100000\n", 2.5), ("", math.inf), ("1 0", math.inf), ("x y", math.inf)],
-)
-def test_what_a_container_may_use_counts(
-    text: str, processors: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    quota = tmp_path / "cpu.max"
-    monkeypatch.setattr("devipc.hicache.submitters._QUOTA", quota)
-    assert _quota() == math.inf
-    quota.write_text(text)
-    assert _quota() == processors
+def test_what_control_groups_may_use_counts(tmp_path: Path) -> None:
+    """That of a service or a container, and those above it."""
+    assert _quota(tmp_path / "none", tmp_path) == math.inf
+    own, groups = tmp_path / "cgroup", tmp_path / "groups"
+    own.write_text("12:cpu:/old\n0::/system.slice/cache.service\n")
+    inner = groups / "system.slice" / "cache.service"
+    inner.mkdir(parents=True)
+    (tmp_path / "cpu.max").write_text("1 100000")  # outside of all groups
+    assert _quota(own, groups) == math.inf
+    for text, processors in (
+        ("max 100000\n", math.inf),
+        ("250000 100000\n", 2.5),
+        ("", math.inf),
+        ("1 0", math.inf),
+        ("x y", math.inf),
+        ("900000 100000", 9.0),
+    ):
+        (inner / "cpu.max").write_text(text)
+        assert _quota(own, groups) == processors
+    (inner.parent / "cpu.max").write_text("400000 100000")
+    assert _quota(own, groups) == 4.0
+    own.write_text("0::/\n")
+    (groups / "cpu.max").write_text("300000 100000")
+    assert _quota(own, groups) == 3.0
 
 
 @pytest.mark.parametrize(("processors", "threads"), [(1, 1), (2, 1), (7, 1), (8, 2), (12, 3), (16, 3), (256, 3)])
