@@ -93,7 +93,7 @@ class Account:
 
         return timed
 
-    def _left_out(self, *_arguments: Any) -> None:
+    def _left_out(self, *_arguments: Any, **_options: Any) -> None:
         """Copy nothing."""
 
 
