@@ -92,9 +92,12 @@ def _fds() -> frozenset[str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Give the run, its children included, a temporary folder of its own, so that leftovers can be seen."""
-    folder = str(tmp_path_factory.mktemp("t"))
-    with pytest.MonkeyPatch.context() as patch:
+    """Give the run, its children included, a temporary folder of its own, so that leftovers can be seen.
+
+    Its path is short: sockets lie in folders below it, and a socket's path has 107 bytes at most.
+    """
+    tmp_path_factory.getbasetemp()  # made once, and not in there
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", folder)
         yield
