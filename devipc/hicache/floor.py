@@ -98,8 +98,8 @@ def measured_costs(
     """Return the cost model for this device: what a strided copy, a row and an entry of a batch take here.
 
     A cost is what one more of them takes until all are over, so of processor and device the slower one decides. It is
-    rounded, towards the default, to a power of two of it: noise of less than a factor of two changes none of them. Takes a
-    few milliseconds, blocks while ``stream`` does, and leaves the defaults where nothing can be told.
+    rounded, towards the default, to a power of two of it: noise of less than a factor of two changes none of them.
+    Takes a few milliseconds, blocks while ``stream`` does, and leaves the defaults where nothing can be told.
 
     Parameters
     ----------

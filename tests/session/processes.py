@@ -98,6 +98,11 @@ def holdings() -> dict[str, int]:
     }
 
 
+def grown(before: dict[str, int], now: dict[str, int]) -> list[str]:
+    """Return of which there are more; fewer are what an earlier test has just let go."""
+    return [name for name, count in now.items() if count > before[name]]
+
+
 def eventually(condition: Callable[[], bool], *, within_s: float = 20.0) -> bool:
     """Wait until ``condition()``; return whether it came true."""
     deadline = time.monotonic() + within_s
