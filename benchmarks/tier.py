@@ -76,7 +76,7 @@ class Account:
             kept.append((owner, name, owner.__dict__.get(name)))
             setattr(owner, name, self._timed(f"{owner.__name__}.{name}", getattr(owner, name)))
         kept.append((Fan, "put", Fan.put))
-        Fan.put = self._left_out  # type: ignore[method-assign,assignment]
+        Fan.put = self._left_out  # type: ignore[method-assign]
         try:
             yield
         finally:
