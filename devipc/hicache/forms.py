@@ -37,7 +37,8 @@ class Form:
     Parameters
     ----------
     plain : bool
-        In batches of plain copies, also what could be strided.
+        In batches of plain copies, also single pages and runs that could be strided; rows with gaps are chosen for
+        themselves.
     ranges : tuple of (int, int)
         Layer groups that are submitted as one, as the first of them and the one behind the last.
     """

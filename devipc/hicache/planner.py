@@ -99,7 +99,7 @@ class CopyPlan:
     page_count, nbytes : int
         What is moved.
     cost : CostModel
-        What the forms were chosen by.
+        What strided copies were chosen by, and what is estimated by.
     """
 
     groups: tuple[CopyList, ...]
