@@ -34,7 +34,7 @@ step layers 80 transfer $moved --tokens 4096 --page-tokens 64,16 --allocation la
 step classic 80 transfer $moved --tokens 4096 --page-tokens 64,16 --allocation classic --in-flight 1,4
 step classic_1 40 transfer $moved --tokens 4096 --page-tokens 1 --allocation classic --repetitions 8
 step geometries 80 transfer $moved --tokens 4096 --page-tokens 64,16 --geometry tp4,mla --in-flight 1,4
-step runs 80 transfer $moved --tokens 4096 --page-tokens 64,16,1 --shape runs --extent-pages 256 --in-flight 1,4
+step runs 110 transfer $moved --tokens 4096 --page-tokens 64,16,1 --shape runs --extent-pages 256 --in-flight 1,4
 step small 40 transfer $moved --tokens 256 --page-tokens 64,16 --repetitions 200
 step sweep 75 transfer $moved --tokens 256,1024,4096,16384 --page-tokens 16
 step interference 130 interference --url daemon --tokens 4096 --model decode,decode_launched,prefill --windows 4

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -144,14 +144,17 @@ class _Bench:
         """Measure all directions, then compare bytes."""
         samples: dict[str, list[float]] = {name: [] for name in (BACKUP, RESTORE, BOTH)}
         floors: dict[str, list[float]] = {name: [] for name in samples}
+        forms: dict[str, Counter[str]] = {name: Counter() for name in samples}
         if self._case.in_flight > 1:
             repetitions = -(-repetitions // 2)
         for number in range(warm_up + repetitions):
             if number == warm_up:
                 self._first.clear()
             for direction, times in samples.items():
-                floor_s, took_s = self._floor.copy(direction, times=self._case.rounds), self._once(direction)
+                floor_s, before = self._floor.copy(direction, times=self._case.rounds), self._forms()
+                took_s = self._once(direction)
                 if number >= warm_up:
+                    forms[direction].update(self._forms() - before)
                     floors[direction].append(floor_s)
                     times.append(took_s)
         self._verify()
@@ -160,6 +163,7 @@ class _Bench:
         for direction, times in samples.items():
             row = {**common, "method": "cache", "direction": direction}
             row |= self._row(times, floors[direction], moved=2 if direction == BOTH else 1)
+            row["forms"] = {name: round(count / len(times)) for name, count in forms[direction].items()}
             if direction == RESTORE:
                 row["first_layer_share"] = round(statistics.median(self._first), 3)
             yield row
@@ -181,6 +185,11 @@ class _Bench:
             "p99_ms": round(quantile(times, 0.99) * 1e3, 3),
             "samples": len(times),
         }
+
+    def _forms(self) -> Counter[str]:
+        """Count the copies of the engine's life by direction and form: "backup, strided"."""
+        plans: Any = self._client.status().get("plans", {})
+        return Counter({f"{way}, {form}": count for way, forms in plans.items() for form, count in forms.items()})
 
     def _once(self, direction: str) -> float:
         """Run operations one way, or each way, with fresh pages; return seconds from the first call to the last end."""

@@ -16,8 +16,10 @@ from devipc.hicache.grouping import Load, cut, took
 
 __all__ = ["Form", "Submitting", "choose_form"]
 
-_MOST_SUBMITTING = 0.8
-"""Most of a batch's time that submitting it may take: planning and the interpreter take their part too."""
+_MOST_SUBMITTING = 0.6
+"""Most of a batch's time that submitting it may take. Planning and the interpreter take their part too, and what an
+entry takes is measured in short bursts: lists that were to be submitted in .6 of their time, most of each in batches,
+took 1.4 times as long as strided copies on one host (restores of 512-byte rows, H200, 2026-11-30)."""
 _BEGIN_S = 0.2e-3
 """How much later the first copy of a batch begins: what is submitted at once is some hundred entries."""
 

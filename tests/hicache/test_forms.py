@@ -59,15 +59,15 @@ def strided(
 
 
 @pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize("page_tokens", [64, 16])
+@pytest.mark.parametrize(("page_tokens", "entry_s"), [(64, 1.4e-6), (16, 0.35e-6)])
 def test_what_several_threads_submit_faster_than_the_wire_takes_it_is_a_batch(
-    page_tokens: int, direction: Direction
+    page_tokens: int, entry_s: float, direction: Direction
 ) -> None:
-    assert strided(page_tokens, direction) == 0
+    assert strided(page_tokens, direction, entry_s) == 0
 
 
 @pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize(("page_tokens", "entry_s"), [(64, 2e-6), (16, 0.55e-6), (1, 0.3e-6)])
+@pytest.mark.parametrize(("page_tokens", "entry_s"), [(64, 1.6e-6), (16, 0.4e-6), (1, 0.3e-6)])
 def test_what_would_keep_the_processor_about_as_long_as_the_wire_is_strided(
     page_tokens: int, entry_s: float, direction: Direction
 ) -> None:
