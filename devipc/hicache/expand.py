@@ -6,6 +6,7 @@ looks at a page's or an address's worth.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,6 +47,15 @@ class CopyList:
     def empty(cls) -> CopyList:
         """Return a list without copies."""
         return cls(_NO_RECTS, _NOTHING, _NOTHING, _NOTHING)
+
+    @classmethod
+    def of(cls, lists: Sequence[CopyList]) -> CopyList:
+        """Return the copies of all ``lists``."""
+        some = [one for one in lists if len(one.strided) or len(one.nbytes)] or [cls.empty()]
+        if len(some) == 1:
+            return some[0]
+        columns = ([getattr(one, name) for one in some] for name in ("strided", "dst", "src", "nbytes"))
+        return cls(*map(np.concatenate, columns))
 
     @property
     def total_nbytes(self) -> int:

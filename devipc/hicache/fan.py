@@ -77,19 +77,25 @@ class Fan:
         self.counts = dict.fromkeys(FORMS, 0)
         self.meanwhile: Callable[[], None] | None = None
 
-    def put(self, stream: Stream, copies: CopyList, *, alone: bool = True) -> None:
+    def put(self, stream: Stream, copies: CopyList, *, alone: bool = True, soon: bool = True) -> None:
         """Submit ``copies``; what ``stream`` is given later runs behind all of them, after an error too.
 
-        Beside another lane that is at work (not ``alone``) fewer threads submit: they would wait for each other.
+        Beside another lane that is at work (not ``alone``) fewer threads submit: they would wait for each other. While
+        the stream has something to do (not ``soon``) plain copies go first, which take longer to submit: they are
+        ready when the device comes to them, and it has the strided ones while those of the next list are submitted.
         """
         self.counts["strided"] += len(copies.strided)
         self.counts["plain"] += len(copies.nbytes)
-        if len(copies.strided):
+        spread = len(copies.nbytes) > PIECES and self._count > 0
+        plain_first = spread and not soon
+        if len(copies.strided) and not plain_first:
             self._transfer.copy_strided(stream, copies.strided)
-        if len(copies.nbytes) > PIECES and self._count:
+        if spread:
             self._spread(stream, copies, self.threads if alone else min(self.threads, _THREADS_EACH))
         elif len(copies.nbytes):
             self._transfer.copy_batch(stream, copies.dst, copies.src, copies.nbytes)
+        if len(copies.strided) and plain_first:
+            self._transfer.copy_strided(stream, copies.strided)
 
     def _spread(self, stream: Stream, copies: CopyList, threads: int) -> None:
         self.counts["fanned"] += len(copies.nbytes)

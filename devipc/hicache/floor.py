@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 
 from devipc.errors import DeviceLostError, DevIPCError
-from devipc.hicache.forms import Submitting
+from devipc.hicache.forms import LONG_PIECE, Submitting
 from devipc.hicache.strips import CostModel
 from devipc.hicache.submitters import Submitters
 from devipc.interfaces.backend import Device
@@ -33,7 +33,7 @@ _TIMES = 4
 _LIMIT_S = 20e-3
 _WIDTH, _PITCH = 512, 1024
 _ROWS, _CALLS, _ENTRIES = 1024, 32, 256
-_BATCH, _PIECE = 512, 32 * 1024
+_BATCH, _SHORT_PIECE = 512, 8 * 1024
 _SOONER = 0.88
 """Share of one thread's time below which two are worth it: loops that keep the interpreter are about one."""
 _MEET_S = 5e-3
@@ -151,13 +151,13 @@ def measured_costs(
 
 
 def submitting(device: Device, streams: Sequence[Stream], address: int, nbytes: int, *, most: int) -> Submitting:
-    """Return whether ``most`` threads are to submit long batches, or one.
+    """Return whether ``most`` threads are to submit long batches, or one, and what an entry takes.
 
     Several are where two threads submit two batches sooner than one does. A batch that is one call of the driver lets
     go of the interpreter; where it is a loop, threads wait for each other. Takes some ten milliseconds, and blocks
-    while the streams do. Copies to the device stand for both directions, and pieces of 32 KiB (less where host memory
-    is small) for those of any length: on an H200 shorter ones to the device took 1.1 to 3 times as long to submit, on
-    one host more than on another, those to the host .7 to 1.2 times (2026-11-30).
+    while the streams do. Copies to the device stand for both directions: on an H200 those take as long to submit as
+    the others or longer, and short ones 1.1 to 3 times as long as long ones, on one host more than on another
+    (2026-11-30).
 
     Parameters
     ----------
@@ -169,12 +169,11 @@ def submitting(device: Device, streams: Sequence[Stream], address: int, nbytes: 
         How many threads there may be.
     """
     transfer, memory = device.transfer, device.memory
-    piece = min(_PIECE, nbytes // (2 * _BATCH))
-    size = 2 * _BATCH * piece
-    if most < 2 or transfer is None or memory is None or piece < _WIDTH:
+    long, short = (min(piece, nbytes // (2 * _BATCH)) for piece in (LONG_PIECE, _SHORT_PIECE))
+    if most < 2 or transfer is None or memory is None or short < _WIDTH:
         return Submitting()
     try:
-        allocation = memory.allocate(size)
+        allocation = memory.allocate(2 * _BATCH * long)
     except DevIPCError as error:
         if what_is_left(error):
             raise
@@ -182,19 +181,24 @@ def submitting(device: Device, streams: Sequence[Stream], address: int, nbytes: 
         return Submitting()
     submitters = Submitters()
     try:
-        works = [
-            _batch(transfer, stream, allocation.ptr + at, address + at, _BATCH, width=piece, pitch=piece)
-            for stream, at in zip(streams, (0, _BATCH * piece), strict=True)
-        ]
-        one_s, two_s = _submitted_s(transfer, streams, works, submitters)
+        found = []
+        for piece in (long, short):
+            works = [
+                _batch(transfer, stream, allocation.ptr + at, address + at, _BATCH, width=piece, pitch=piece)
+                for stream, at in zip(streams, (0, _BATCH * piece), strict=True)
+            ]
+            found.append(_submitted_s(transfer, streams, works, submitters))
+            _log.debug("two batches of %d bytes by one thread took %.3g s, by two %.3g s", piece, *found[-1])
     except DevIPCError as error:
         _log.info("whether several threads submit sooner was not measured: %s", error)
         return Submitting()
     finally:
         submitters.close()
         _give_back(transfer, memory, allocation, streams)
-    _log.debug("two batches by one thread took %.3g s, by two %.3g s", one_s, two_s)
-    return Submitting(most, two_s / (2 * _BATCH)) if two_s < _SOONER * one_s else Submitting()
+    one_s, two_s = found[0]
+    if two_s >= _SOONER * one_s:
+        return Submitting()
+    return Submitting(most, *(at_once_s / (2 * _BATCH) for _, at_once_s in found))
 
 
 def _submitted_s(
@@ -217,7 +221,7 @@ def _submitted_s(
             work()
 
     best = [math.inf, math.inf]
-    for number in range(6 * _TIMES):
+    for number in range(4 * _TIMES):
         arrived = list[None]()
         begun.clear()
         ended.clear()

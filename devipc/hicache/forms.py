@@ -1,8 +1,8 @@
-"""Which form single pages are copied in, and where a restore is cut: strided copies or a batch of plain ones.
+"""Which form pages are copied in, and where a restore is cut: strided copies, a batch of plain ones, or some of each.
 
-Owns the comparison of the two by the cost model. A device takes longer for a strided copy than for its bytes, which a
-batch of plain copies avoids, and cuts between layers cost a batch nothing; but a batch keeps several processors busy,
-and there is nothing to be had from it when they are needed for the other direction too. Pure: it sees no address.
+Owns the comparison by the cost model. A device takes longer for a strided copy than for its bytes, which a batch of
+plain copies avoids, and cuts between layers cost a batch nothing; but a batch keeps several processors busy. So as many
+pages go in batches as can be submitted well before the wire has taken all of them. Pure: it sees no address.
 """
 
 from __future__ import annotations
@@ -10,54 +10,71 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
-from devipc.hicache.grouping import Load, cut, took
+from devipc.hicache.grouping import Load, cut, took_s
 
-__all__ = ["Form", "Submitting", "choose_form"]
+__all__ = ["LONG_PIECE", "Part", "Submitting", "choose_parts"]
 
-_MOST_SUBMITTING = 0.6
-"""Most of a batch's time that submitting it may take. Planning and the interpreter take their part too, and what an
-entry takes is measured in short bursts: lists that were to be submitted in .6 of their time, most of each in batches,
-took 1.4 times as long as strided copies on one host (restores of 512-byte rows, H200, 2026-11-30)."""
-_BEGIN_S = 0.2e-3
-"""How much later the first copy of a batch begins: what is submitted at once is some hundred entries."""
+_SUBMITTING = 0.6
+"""Share of the time that the bytes take in which batches may be submitted: the device is to find them when it comes to
+them, and planning and the interpreter take their part too."""
+_LEAST_S = 0.3e-3
+"""What batches must save: for each list several threads begin, and streams wait for each other."""
+LONG_PIECE = 32 * 1024
+"""Bytes from which an entry of a batch counts as a long one."""
+
+Costs = Callable[[int, int], Load]
 
 
 @dataclass(frozen=True, slots=True)
 class Submitting:
-    """How long batches are best submitted: by how many threads, and what an entry then takes until it is submitted."""
-
-    threads: int = 1
-    entry_s: float = math.inf
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """How pages are copied.
+    """How long batches are best submitted.
 
     Parameters
     ----------
-    plain : bool
-        In batches of plain copies, also single pages and runs that could be strided; rows with gaps are chosen for
-        themselves.
-    ranges : tuple of (int, int)
-        Layer groups that are submitted as one, as the first of them and the one behind the last.
+    threads : int
+        By how many threads.
+    entry_s, short_entry_s : float
+        What an entry then takes until it is submitted, one of :data:`LONG_PIECE` bytes or more, and a shorter one.
     """
 
-    plain: bool
-    ranges: tuple[tuple[int, int], ...]
+    threads: int = 1
+    entry_s: float = math.inf
+    short_entry_s: float = math.inf
+
+    def each_s(self, mean_nbytes: float) -> float:
+        """Return what an entry takes of a batch whose entries have so many bytes in the mean."""
+        return self.entry_s if mean_nbytes >= LONG_PIECE else max(self.entry_s, self.short_entry_s)
 
 
-def choose_form(
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Layer groups that are submitted as one.
+
+    Parameters
+    ----------
+    begin, end : int
+        The first of them, and the one behind the last.
+    plain : float
+        Share of the runs of pages, from 0 to 1, that are copied in batches of plain copies where they could be strided
+        too; rows with gaps are chosen for themselves.
+    """
+
+    begin: int
+    end: int
+    plain: float = 0.0
+
+
+def choose_parts(
     page_count: int,
     layers: Sequence[int],
-    load: Callable[[bool, int, int], Load],
+    strided: Costs,
+    batch: Costs,
     *,
     by_layer_group: bool,
-    batches: bool,
-) -> Form:
-    """Return how ``page_count`` pages are best copied.
+    batches: float,
+) -> tuple[Part, ...]:
+    """Return how ``page_count`` pages are best copied, in the order of layers.
 
     Parameters
     ----------
@@ -65,23 +82,51 @@ def choose_form(
         Pages that are moved.
     layers : sequence of int
         Layers of each group.
-    load : callable
-        Returns what a page of groups ``begin .. end - 1`` costs, ``load(plain, begin, end)``: in plain copies that
-        several threads submit, or in the form that is cheapest for one.
+    strided, batch : callable
+        Return what a page of groups ``begin .. end - 1`` costs: in the form that is cheapest for one thread, and in
+        plain copies that several threads submit.
     by_layer_group : bool
         Whether to cut at all.
-    batches : bool
-        Whether several threads submit a batch, and have no other direction to submit for; else there is no choice.
+    batches : float
+        How much of the driver several threads have for themselves, which is also the largest share that goes in
+        batches: 1, less beside another direction, 0 where there is one thread.
     """
 
-    def best(*, plain: bool) -> tuple[Form, Load]:
-        ranges = cut(page_count, layers, partial(load, plain)) if by_layer_group else ((0, len(layers)),)
-        return Form(plain, ranges), took(ranges, partial(load, plain))
+    def ranges(costs: Costs) -> tuple[tuple[int, int], ...]:
+        return cut(page_count, layers, costs) if by_layer_group else ((0, len(layers)),)
 
-    form, takes = best(plain=False)
+    whole = ranges(strided)
     if not batches:
-        return form
-    batch, batch_takes = best(plain=True)
-    sooner = batch_takes.move_s + _BEGIN_S / page_count < takes.move_s
-    submitted = batch_takes.submit_s <= _MOST_SUBMITTING * batch_takes.move_s
-    return batch if sooner and submitted else form
+        return tuple(Part(*one) for one in whole)
+    allowed_s = batches * _SUBMITTING * batch(0, len(layers)).move_s
+
+    def share(begin: int, end: int, left_s: float) -> float:
+        """Return the share of batches of one range, when all of it may take so long to submit."""
+        one, other = strided(begin, end), batch(begin, end)
+        if other.move_s > one.move_s:  # where they are the same both are batches, which take their time too
+            return 0.0
+        return min(batches, left_s / other.submit_s) if other.submit_s else batches
+
+    def mixed(begin: int, end: int, plain: float) -> Load:
+        one, other = strided(begin, end), batch(begin, end)
+        return Load(
+            (1 - plain) * one.submit_s + plain * other.submit_s if plain else one.submit_s,
+            (1 - plain) * one.move_s + plain * other.move_s,
+        )
+
+    def shared_out(cuts: Sequence[tuple[int, int]]) -> tuple[Part, ...]:
+        """Give batches first to what has fewest entries: a strided copy costs as much for few layers as for many."""
+        left_s, shares = allowed_s, dict[tuple[int, int], float]()
+        for one in sorted(cuts, key=lambda one: batch(*one).submit_s):
+            shares[one] = share(*one, left_s)
+            left_s -= shares[one] * batch(*one).submit_s if shares[one] else 0.0
+        return tuple(Part(*one, shares[one]) for one in cuts)
+
+    def takes_s(parts: Sequence[Part]) -> float:
+        return took_s([mixed(one.begin, one.end, one.plain) for one in parts])
+
+    # Where few layers go in batches more cuts may be worth it; half of what is allowed is about what one range may use.
+    others = ranges(lambda begin, end: mixed(begin, end, share(begin, end, allowed_s / 2)))
+    best = min((shared_out(whole), shared_out(others)), key=takes_s)
+    plain = tuple(Part(*one) for one in whole)
+    return best if takes_s(best) + _LEAST_S / page_count < takes_s(plain) else plain

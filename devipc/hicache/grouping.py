@@ -13,7 +13,7 @@ from itertools import chain, pairwise
 
 from devipc.hicache.strips import CostModel, Strips
 
-__all__ = ["Load", "cut", "took"]
+__all__ = ["Load", "cut", "took_s"]
 
 _SHARE = 0.06
 """How much longer the whole may take for being cut."""
@@ -84,10 +84,9 @@ def cut(page_count: int, layers: Sequence[int], load: Callable[[int, int], Load]
     return chosen
 
 
-def took(ranges: Sequence[tuple[int, int]], load: Callable[[int, int], Load]) -> Load:
-    """Return what all ``ranges`` take, one behind the other: until they are submitted, and until they are moved."""
-    loads = [load(*one) for one in ranges]
-    return Load(sum(one.submit_s for one in loads), _ends_s(loads)[-1])
+def took_s(loads: Sequence[Load]) -> float:
+    """Return the seconds until all of ``loads`` are moved, submitted one behind the other."""
+    return _ends_s(loads)[-1]
 
 
 def _pass_s(counts: Sequence[int], ends: Sequence[float], layer_s: float) -> float:

@@ -257,7 +257,7 @@ class PinnedMover:
             lists = self.lists(planner, direction, pages, places, alone=alone, soon=soon)
         restore = direction is Direction.RESTORE
         for copies, end in lists:
-            self._fan.put(stream, copies, alone=alone)
+            self._fan.put(stream, copies, alone=alone, soon=soon)
             if end:
                 on_group(end - 1 if restore else 0)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -18,7 +19,7 @@ from devipc.errors import UsageError
 from devipc.hicache.bounds import check_pages, check_places
 from devipc.hicache.expand import Assembly, CopyList, PageRuns
 from devipc.hicache.few import FEW
-from devipc.hicache.forms import Form, Submitting, choose_form
+from devipc.hicache.forms import Part, Submitting, choose_parts
 from devipc.hicache.grouping import Load
 from devipc.hicache.layout import PoolLayout
 from devipc.hicache.strips import CostModel, Limits, Strips, cells_of, compile_strips
@@ -34,6 +35,8 @@ LAYER_GROUPS = (1, 2, 4, 8)
 
 _ONE = np.uint64(1)
 _BY_ONE = Submitting()
+_BESIDE = 0.5
+"""What is left of the driver for one direction while the other submits to it too: an entry takes both twice as long."""
 
 
 class Direction(enum.StrEnum):
@@ -257,10 +260,11 @@ class Planner:
         group_of = {layer: number for number, group in enumerate(self.groups) for layer in group}
         self._cells = [(group_of[layer], cell) for layer, cell in cells]
         self._ranges: dict[tuple[int, int], tuple[_Tables, ...]] = {}  # strided where that is cheaper, and plain
-        self._forms: dict[tuple[int, int, bool, bool], Form] = {}
+        self._chosen: dict[tuple[int, int, bool, float], tuple[Part, ...]] = {}
         self._batches = submitting.threads > 1
-        self._batch_cost = replace(self.cost, entry_s=submitting.entry_s)
-        self._form(1, 1, by_layer_group=True, alone=True)  # makes the tables that most plans need
+        mean_nbytes = layout.page_nbytes / max(len(cells), 1)
+        self._batch_cost = replace(self.cost, entry_s=submitting.each_s(mean_nbytes))
+        self._parts(1, 1, by_layer_group=True, alone=True)  # makes the tables that most plans need
 
     def _tables(self, begin: int, end: int, *, plain: bool) -> _Tables:
         """Return the tables of layer groups ``begin .. end - 1``, made once."""
@@ -276,22 +280,50 @@ class Planner:
             found = self._ranges[begin, end] = both
         return found[plain]
 
-    def _form(self, page_count: int, run_count: int, *, by_layer_group: bool, alone: bool) -> Form:
+    def _parts(self, page_count: int, run_count: int, *, by_layer_group: bool, alone: bool) -> tuple[Part, ...]:
         """Return how about so many pages in so many runs are copied, and which layer groups are submitted as one."""
         pages, length = (number.bit_length() - 1 for number in (page_count, page_count // run_count))
-        key = (pages, length, by_layer_group, self._batches and alone)
-        found = self._forms.get(key)
+        batches = (1.0 if alone else _BESIDE) if self._batches else 0.0
+        key = (pages, length, by_layer_group, batches)
+        found = self._chosen.get(key)
         if found is None:
 
-            def load(plain: bool, begin: int, end: int) -> Load:  # noqa: FBT001
+            def load(begin: int, end: int, *, plain: bool) -> Load:
                 cost = self._batch_cost if plain else self.cost
                 return Load.of(self._tables(begin, end, plain=plain).blocks, cost, 2**-length)
 
-            layers = [len(group) for group in self.groups]
-            found = self._forms[key] = choose_form(
-                2**pages, layers, load, by_layer_group=by_layer_group, batches=key[-1]
+            found = self._chosen[key] = choose_parts(
+                2**pages,
+                [len(group) for group in self.groups],
+                partial(load, plain=False),
+                partial(load, plain=True),
+                by_layer_group=by_layer_group,
+                batches=batches,
             )
         return found
+
+    def _list(self, part: Part, classes: Sequence[PageRuns], direction: Direction) -> CopyList:
+        """Return the copies of these runs: of each class a share in batches, the others as is cheapest for one."""
+        if not 0 < part.plain < 1:
+            return self._copies(part, classes, direction, plain=part.plain == 1)
+        counts = [round(part.plain * len(runs.page)) for runs in classes]
+        strided = [runs.part(count, len(runs.page)) for runs, count in zip(classes, counts, strict=True)]
+        plain = [runs.part(0, count) for runs, count in zip(classes, counts, strict=True)]
+        return CopyList.of(
+            [
+                self._copies(part, strided, direction, plain=False),
+                self._copies(part, plain, direction, plain=True),
+            ]
+        )
+
+    def _copies(self, part: Part, classes: Sequence[PageRuns], direction: Direction, *, plain: bool) -> CopyList:
+        tables = self._tables(part.begin, part.end, plain=plain)
+        cost = self._batch_cost if plain else self.cost
+        assembly = Assembly(self._limits, cost, to_host=direction is Direction.BACKUP)
+        for runs in classes:
+            if len(runs.page):
+                assembly.add(runs, tables.blocks if runs.span is None else tables.extents)
+        return assembly.done()
 
     def plan(
         self, direction: Direction, pages: AnyIntegers, host: HostPages, *, by_layer_group: bool = False
@@ -369,13 +401,7 @@ class Planner:
         if run_count < 2 * first_runs:  # few, which may be large
             first_runs = run_count // 4 if 0 < apart_nbytes <= len(ids) * self.page_nbytes else 0
         first = _first(parts, first_runs) if first_runs else parts
-        form = self._form(len(ids), run_count, by_layer_group=by_layer_group, alone=alone)
-        cost = self._batch_cost if form.plain else self.cost
-        for begin, end in form.ranges:
-            tables = self._tables(begin, end, plain=form.plain)
-            for number, part in enumerate(first, 1):
-                assembly = Assembly(self._limits, cost, to_host=direction is Direction.BACKUP)
-                for runs in part:
-                    assembly.add(runs, tables.blocks if runs.span is None else tables.extents)
-                yield assembly.done(), end if number == len(first) else 0
+        for one in self._parts(len(ids), run_count, by_layer_group=by_layer_group, alone=alone):
+            for number, some in enumerate(first, 1):
+                yield self._list(one, some, direction), one.end if number == len(first) else 0
             first = parts

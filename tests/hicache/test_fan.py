@@ -218,3 +218,26 @@ def test_nothing_is_over_while_it_is_not_known_whether_a_side_is(rig: Rig, monke
     rig.transfer.synchronize_stream(rig.stream)
     assert bytes(rig.target.view[:NBYTES]) == bytes(rig.source.view[:NBYTES])
     rig.markers.give_back(end)
+
+
+@pytest.mark.parametrize("soon", [True, False])
+def test_plain_copies_go_first_while_the_stream_has_something_to_do(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, *, soon: bool
+) -> None:
+    """And the strided ones behind all of them, or the device would wait for what is submitted late."""
+    dst, src, nbytes = rig.pieces()
+    rows = np.stack([column[:99] for column in (dst, src, nbytes, nbytes, nbytes, np.ones_like(nbytes))], axis=1)
+    strided = rig.transfer.copy_strided
+    before = list[bool]()
+
+    def looked(stream: Any, copies: Any) -> None:
+        rig.transfer.synchronize_stream(rig.stream)  # the sides were joined, if they have anything
+        before.append(any(rig.target.view[:NBYTES]))
+        strided(stream, copies)
+
+    monkeypatch.setattr(rig.transfer, "copy_strided", looked)
+    rig.target.view[:NBYTES] = bytes(NBYTES)
+    rig.fan.put(rig.stream, CopyList(rows, dst[99:], src[99:], nbytes[99:]), soon=soon)
+    rig.transfer.synchronize_stream(rig.stream)
+    assert before == [not soon]
+    assert bytes(rig.target.view[:NBYTES]) == bytes(rig.source.view[:NBYTES])

@@ -27,7 +27,7 @@ COSTS = [
     CostModel(call_s=1.0),
     CostModel(call_s=1e-9, row_s=0.0),
     CostModel(call_s=1e-6, row_s=1e-9, entry_s=1e-6),
-    CostModel(strided_s=1e9, byte_s=1.0),  # with several threads all is in batches
+    CostModel(strided_s=1e9, byte_s=1.0),  # with several threads as much is in batches as they can submit
 ]
 LIMITS = [Limits(), Limits(max_pitch_nbytes=24, max_width_nbytes=16, max_height=3), Limits(max_pitch_nbytes=7)]
 ARENA = 1 << 40
@@ -49,7 +49,7 @@ def test_a_plan_moves_the_pages_and_nothing_else(data: st.DataObject) -> None:
         limits=limits,
         cost=data.draw(st.sampled_from(COSTS)),
         groups=data.draw(st.sampled_from([(1, 2, 4, 8), (2,), (1, 1)])),
-        submitting=data.draw(st.sampled_from([Submitting(), Submitting(3, 1e-9)])),
+        submitting=data.draw(st.sampled_from([Submitting(), Submitting(3, 1e-9, 1e-9), Submitting(3, 20.0, 20.0)])),
     )
     plan = planner.plan(direction_of(to_host=to_host), where.pages, where.host, by_layer_group=data.draw(st.booleans()))
     check_bytes(pool, where, plan, to_host=to_host)
