@@ -34,8 +34,10 @@ _LIMIT_S = 20e-3
 _WIDTH, _PITCH = 512, 1024
 _ROWS, _CALLS, _ENTRIES = 1024, 32, 256
 _BATCH, _SHORT_PIECE = 512, 8 * 1024
-_SOONER = 0.88
+_SOONER = 0.85
 """Share of one thread's time below which two are worth it: loops that keep the interpreter are about one."""
+_PAIRS = 16
+"""How often it is tried: what else the processors do makes one of two threads late."""
 _MEET_S = 5e-3
 """How long a thread waits for the other at most: it may be that there is none."""
 _STEPS = 3
@@ -221,7 +223,7 @@ def _submitted_s(
             work()
 
     best = [math.inf, math.inf]
-    for number in range(4 * _TIMES):
+    for number in range(2 * _PAIRS):
         arrived = list[None]()
         begun.clear()
         ended.clear()

@@ -18,7 +18,7 @@ __all__ = ["LONG_PIECE", "Part", "Submitting", "choose_parts"]
 _SUBMITTING = 0.6
 """Share of the time that the bytes take in which batches may be submitted: the device is to find them when it comes to
 them, and planning and the interpreter take their part too."""
-_LEAST_S = 0.3e-3
+_LEAST_S = 0.2e-3
 """What batches must save: for each list several threads begin, and streams wait for each other."""
 LONG_PIECE = 32 * 1024
 """Bytes from which an entry of a batch counts as a long one."""

@@ -78,7 +78,7 @@ def test_of_others_as_many_are_as_several_threads_submit_in_about_half_the_time_
 ) -> None:
     takes_s = TOKENS * llama(page_tokens=1).page_nbytes / 55e9
     copies, entries = made(16, direction, entry_s)
-    assert copies > TOKENS // 16 // 3
+    assert copies >= TOKENS // 16 // 4
     assert 0.55 * takes_s < entries * entry_s < 0.75 * takes_s
 
 
@@ -92,6 +92,25 @@ def test_beside_another_direction_half_as_many_go_in_batches() -> None:
 def test_one_thread_or_few_bytes_leave_it_at_strided_copies(page_tokens: int) -> None:
     assert strided(page_tokens, Direction.BACKUP, 0) == TOKENS // page_tokens
     assert strided(page_tokens, Direction.BACKUP, tokens=64) == 64 // page_tokens
+
+
+@pytest.mark.parametrize(
+    ("page_tokens", "row", "batches"), [(64, 2048, 1.0), (16, 2048, 0.5), (64, 512, 0.0), (16, 512, 0.0)]
+)
+def test_what_an_h200_measures_has_long_rows_in_batches(page_tokens: int, row: int, batches: float) -> None:
+    """Rows as cheap as is believed, long entries .65 us, short ones 1.2 us: what reached most there."""
+    count = TOKENS // page_tokens
+    layout = llama(page_tokens=page_tokens, pages=2 * count + 1, row=row)
+    host = HostPages.blocks(ARENA + np.arange(count) * layout.page_nbytes)
+    found = Planner(
+        layout,
+        [POOL],
+        arena=(ARENA, 1 << 40),
+        cost=CostModel(row_s=45e-9 / 8),
+        submitting=Submitting(3, 0.65e-6, 1.2e-6),
+    ).plan(Direction.BACKUP, random_pages(count, 2 * count + 1), host)
+    strided = sum(len(copies.strided) for copies in found.groups)
+    assert 1 - strided / count == pytest.approx(batches, abs=0.1)
 
 
 def test_what_one_thread_takes_for_an_entry_makes_no_strided_copies_of_a_batch() -> None:
