@@ -250,6 +250,11 @@ class _Parts:
             "costs_s": asdict(self.carrier.cost),
             "submitting_threads": self.carrier.submitting.threads,
         }
+        if self.carrier.submitting.threads > 1:
+            facts["submitting_s"] = {
+                "entry_s": self.carrier.submitting.entry_s,
+                "short_entry_s": self.carrier.submitting.short_entry_s,
+            }
         told = json.dumps(facts).encode()
         answer = j.Ready(
             device_uuid=info.uuid,
