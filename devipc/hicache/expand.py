@@ -15,7 +15,7 @@ import numpy.typing as npt
 from devipc.hicache.few import largest
 from devipc.hicache.strips import Choice, CostModel, Limits, Strips, StripTable
 
-__all__ = ["Assembly", "CopyList", "PageRuns"]
+__all__ = ["Assembly", "CopyList", "PageRuns", "parts_of", "with_first"]
 
 U64 = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
@@ -156,6 +156,23 @@ class PageRuns:
         span = None if self.span is None else self.span[run]
         index = None if self.index is None else self.index[run] + pages
         return PageRuns(self.page[run] + pages, base, span, index, length, self.block_nbytes)
+
+
+def parts_of(classes: Sequence[PageRuns], most: int) -> list[list[PageRuns]]:
+    """Return the same runs in parts of at most ``most``."""
+    return [[runs.part(at, at + most)] for runs in classes for at in range(0, len(runs.page), most)]
+
+
+def with_first(parts: list[list[PageRuns]], most: int) -> list[list[PageRuns]]:
+    """Return the same parts, but for a first one of at most ``most`` runs: what it takes is submitted sooner."""
+    begin, *more = parts
+    taken, rest = list[PageRuns](), list[PageRuns]()
+    for runs in begin:
+        count = min(most, len(runs.page))
+        most -= count
+        taken += [runs.part(0, count)] if count else []
+        rest += [runs.part(count, len(runs.page))] if count < len(runs.page) else []
+    return [taken, *([rest] if rest else []), *more]
 
 
 class Assembly:

@@ -38,6 +38,7 @@ _SOONER = 0.85
 """Share of one thread's time below which two are worth it: loops that keep the interpreter are about one."""
 _PAIRS = 16
 """How often it is tried: what else the processors do makes one of two threads late."""
+_SUBMIT_LIMIT_S = 50e-3
 _MEET_S = 5e-3
 """How long a thread waits for the other at most: it may be that there is none."""
 _STEPS = 3
@@ -174,6 +175,7 @@ def submitting(device: Device, streams: Sequence[Stream], address: int, nbytes: 
     long, short = (min(piece, nbytes // (2 * _BATCH)) for piece in (LONG_PIECE, _SHORT_PIECE))
     if most < 2 or transfer is None or memory is None or short < _WIDTH:
         return Submitting()
+    submitters = Submitters()
     try:
         allocation = memory.allocate(2 * _BATCH * long)
     except DevIPCError as error:
@@ -181,26 +183,25 @@ def submitting(device: Device, streams: Sequence[Stream], address: int, nbytes: 
             raise
         _log.info("whether several threads submit sooner was not measured: %s", error)
         return Submitting()
-    submitters = Submitters()
+
+    def measured(piece: int) -> tuple[float, float]:
+        works = [
+            _batch(transfer, stream, allocation.ptr + at, address + at, _BATCH, width=piece, pitch=piece)
+            for stream, at in zip(streams, (0, _BATCH * piece), strict=True)
+        ]
+        one_s, two_s = _submitted_s(transfer, streams, works, submitters)
+        _log.debug("two batches of %d bytes by one thread took %.3g s, by two %.3g s", piece, one_s, two_s)
+        return two_s / one_s, two_s / (2 * _BATCH)
+
     try:
-        found = []
-        for piece in (long, short):
-            works = [
-                _batch(transfer, stream, allocation.ptr + at, address + at, _BATCH, width=piece, pitch=piece)
-                for stream, at in zip(streams, (0, _BATCH * piece), strict=True)
-            ]
-            found.append(_submitted_s(transfer, streams, works, submitters))
-            _log.debug("two batches of %d bytes by one thread took %.3g s, by two %.3g s", piece, *found[-1])
+        share, entry_s = measured(long)
+        return Submitting(most, entry_s, measured(short)[1]) if share < _SOONER else Submitting()
     except DevIPCError as error:
         _log.info("whether several threads submit sooner was not measured: %s", error)
         return Submitting()
     finally:
         submitters.close()
         _give_back(transfer, memory, allocation, streams)
-    one_s, two_s = found[0]
-    if two_s >= _SOONER * one_s:
-        return Submitting()
-    return Submitting(most, *(at_once_s / (2 * _BATCH) for _, at_once_s in found))
 
 
 def _submitted_s(
@@ -222,7 +223,7 @@ def _submitted_s(
         for work in works:
             work()
 
-    best = [math.inf, math.inf]
+    best, since = [math.inf, math.inf], time.perf_counter()
     for number in range(2 * _PAIRS):
         arrived = list[None]()
         begun.clear()
@@ -236,6 +237,8 @@ def _submitted_s(
             transfer.synchronize_stream(stream)
         if number > 3:  # the first ones warm up
             best[number % 2] = min(best[number % 2], max(ended) - min(begun))
+        if number > 2 * _TIMES and time.perf_counter() - since > _SUBMIT_LIMIT_S:
+            break
     return best[0], best[1]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from devipc.hicache.grouping import Load, cut, took_s
 
@@ -19,7 +20,9 @@ _SUBMITTING = 0.6
 """Share of the time that the bytes take in which batches may be submitted: the device is to find them when it comes to
 them, and planning and the interpreter take their part too."""
 _LEAST_S = 0.2e-3
-"""What batches must save: for each list several threads begin, and streams wait for each other."""
+"""What batches must save of each list: several threads begin, and streams wait for each other."""
+_SAME = 1e-6
+"""What is so little longer is not: cuts between layers cost batches nothing."""
 LONG_PIECE = 32 * 1024
 """Bytes from which an entry of a batch counts as a long one."""
 
@@ -35,12 +38,13 @@ class Submitting:
     threads : int
         By how many threads.
     entry_s, short_entry_s : float
-        What an entry then takes until it is submitted, one of :data:`LONG_PIECE` bytes or more, and a shorter one.
+        What an entry then takes until it is submitted, one of :data:`LONG_PIECE` bytes or more, and a shorter one,
+        which is never taken for less.
     """
 
     threads: int = 1
     entry_s: float = math.inf
-    short_entry_s: float = math.inf
+    short_entry_s: float = 0.0
 
     def each_s(self, mean_nbytes: float) -> float:
         """Return what an entry takes of a batch whose entries have so many bytes in the mean."""
@@ -73,6 +77,7 @@ def choose_parts(
     *,
     by_layer_group: bool,
     batches: float,
+    lists: int = 1,
 ) -> tuple[Part, ...]:
     """Return how ``page_count`` pages are best copied, in the order of layers.
 
@@ -90,7 +95,10 @@ def choose_parts(
     batches : float
         How much of the driver several threads have for themselves, which is also the largest share that goes in
         batches: 1, less beside another direction, 0 where there is one thread.
+    lists : int
+        How many lists the pages are submitted in.
     """
+    strided, batch = cache(strided), cache(batch)
 
     def ranges(costs: Costs) -> tuple[tuple[int, int], ...]:
         return cut(page_count, layers, costs) if by_layer_group else ((0, len(layers)),)
@@ -115,18 +123,19 @@ def choose_parts(
         )
 
     def shared_out(cuts: Sequence[tuple[int, int]]) -> tuple[Part, ...]:
-        """Give batches first to what has fewest entries: a strided copy costs as much for few layers as for many."""
+        """Give batches first to early layers, which are few: a strided copy costs as much for few as for many."""
         left_s, shares = allowed_s, dict[tuple[int, int], float]()
-        for one in sorted(cuts, key=lambda one: batch(*one).submit_s):
+        for one in cuts:
             shares[one] = share(*one, left_s)
-            left_s -= shares[one] * batch(*one).submit_s if shares[one] else 0.0
+            left_s = max(left_s - shares[one] * batch(*one).submit_s, 0.0) if shares[one] else left_s
         return tuple(Part(*one, shares[one]) for one in cuts)
 
     def takes_s(parts: Sequence[Part]) -> float:
         return took_s([mixed(one.begin, one.end, one.plain) for one in parts])
 
     # Where few layers go in batches more cuts may be worth it; half of what is allowed is about what one range may use.
-    others = ranges(lambda begin, end: mixed(begin, end, share(begin, end, allowed_s / 2)))
-    best = min((shared_out(whole), shared_out(others)), key=takes_s)
-    plain = tuple(Part(*one) for one in whole)
-    return best if takes_s(best) + _LEAST_S / page_count < takes_s(plain) else plain
+    others = shared_out(ranges(lambda begin, end: mixed(begin, end, share(begin, end, allowed_s / 2))))
+    best, plain = shared_out(whole), tuple(Part(*one) for one in whole)
+    if takes_s(others) <= takes_s(best) * (1 + _SAME):
+        best = others
+    return best if takes_s(best) + _LEAST_S * lists / page_count < takes_s(plain) else plain

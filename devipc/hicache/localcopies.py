@@ -253,7 +253,8 @@ class LocalCarrier:
         where = self.device, streams[0], host.address, host.nbytes
         self.floor_nbytes_per_s = contiguous_nbytes_per_s(*where)
         self.cost = measured_costs(*where, floor_nbytes_per_s=self.floor_nbytes_per_s)
-        self.submitting = submitting(self.device, streams, host.address, host.nbytes, most=threads)
+        several = threads if self.pinned.bounce is None else 1
+        self.submitting = submitting(self.device, streams, host.address, host.nbytes, most=several)
 
     def _mover(self, copies: LocalCopies) -> Mover:
         if self.pinned.bounce is None:

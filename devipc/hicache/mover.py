@@ -258,6 +258,7 @@ class PinnedMover:
         restore = direction is Direction.RESTORE
         for copies, end in lists:
             self._fan.put(stream, copies, alone=alone, soon=soon)
+            soon = False
             if end:
                 on_group(end - 1 if restore else 0)
 

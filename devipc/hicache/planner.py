@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from devipc.errors import UsageError
 from devipc.hicache.bounds import check_pages, check_places
-from devipc.hicache.expand import Assembly, CopyList, PageRuns
+from devipc.hicache.expand import Assembly, CopyList, PageRuns, parts_of, with_first
 from devipc.hicache.few import FEW
 from devipc.hicache.forms import Part, Submitting, choose_parts
 from devipc.hicache.grouping import Load
@@ -166,23 +166,6 @@ def _unsigned(what: str, values: AnyIntegers) -> U64:
     return wide.view(np.uint64)
 
 
-def _parts(classes: Sequence[PageRuns], most: int) -> list[list[PageRuns]]:
-    """Return the same runs in parts of at most ``most``."""
-    return [[runs.part(at, at + most)] for runs in classes for at in range(0, len(runs.page), most)]
-
-
-def _first(parts: list[list[PageRuns]], most: int) -> list[list[PageRuns]]:
-    """Return the same parts, but for a first one of at most ``most`` runs: what it takes is submitted sooner."""
-    begin, *more = parts
-    taken, rest = list[PageRuns](), list[PageRuns]()
-    for runs in begin:
-        count = min(most, len(runs.page))
-        most -= count
-        taken += [runs.part(0, count)] if count else []
-        rest += [runs.part(count, len(runs.page))] if count < len(runs.page) else []
-    return [taken, *([rest] if rest else []), *more]
-
-
 @dataclass(frozen=True, slots=True)
 class _Tables:
     blocks: Strips
@@ -260,11 +243,11 @@ class Planner:
         group_of = {layer: number for number, group in enumerate(self.groups) for layer in group}
         self._cells = [(group_of[layer], cell) for layer, cell in cells]
         self._ranges: dict[tuple[int, int], tuple[_Tables, ...]] = {}  # strided where that is cheaper, and plain
-        self._chosen: dict[tuple[int, int, bool, float], tuple[Part, ...]] = {}
+        self._chosen: dict[tuple[int, int, bool, float, int], tuple[Part, ...]] = {}
         self._batches = submitting.threads > 1
         mean_nbytes = layout.page_nbytes / max(len(cells), 1)
         self._batch_cost = replace(self.cost, entry_s=submitting.each_s(mean_nbytes))
-        self._parts(1, 1, by_layer_group=True, alone=True)  # makes the tables that most plans need
+        self._choose(1, 1, by_layer_group=True, alone=True)  # makes the tables that most plans need
 
     def _tables(self, begin: int, end: int, *, plain: bool) -> _Tables:
         """Return the tables of layer groups ``begin .. end - 1``, made once."""
@@ -280,11 +263,13 @@ class Planner:
             found = self._ranges[begin, end] = both
         return found[plain]
 
-    def _parts(self, page_count: int, run_count: int, *, by_layer_group: bool, alone: bool) -> tuple[Part, ...]:
+    def _choose(
+        self, page_count: int, run_count: int, *, by_layer_group: bool, alone: bool, lists: int = 1
+    ) -> tuple[Part, ...]:
         """Return how about so many pages in so many runs are copied, and which layer groups are submitted as one."""
         pages, length = (number.bit_length() - 1 for number in (page_count, page_count // run_count))
         batches = (1.0 if alone else _BESIDE) if self._batches else 0.0
-        key = (pages, length, by_layer_group, batches)
+        key = (pages, length, by_layer_group, batches, 2 ** (lists - 1).bit_length())
         found = self._chosen.get(key)
         if found is None:
 
@@ -299,13 +284,14 @@ class Planner:
                 partial(load, plain=True),
                 by_layer_group=by_layer_group,
                 batches=batches,
+                lists=key[-1],
             )
         return found
 
     def _list(self, part: Part, classes: Sequence[PageRuns], direction: Direction) -> CopyList:
         """Return the copies of these runs: of each class a share in batches, the others as is cheapest for one."""
-        if not 0 < part.plain < 1:
-            return self._copies(part, classes, direction, plain=part.plain == 1)
+        if not 0 < part.plain < 1 or self._all_plain(part):
+            return self._copies(part, classes, direction, plain=part.plain > 0)
         counts = [round(part.plain * len(runs.page)) for runs in classes]
         strided = [runs.part(count, len(runs.page)) for runs, count in zip(classes, counts, strict=True)]
         plain = [runs.part(0, count) for runs, count in zip(classes, counts, strict=True)]
@@ -315,6 +301,9 @@ class Planner:
                 self._copies(part, plain, direction, plain=True),
             ]
         )
+
+    def _all_plain(self, part: Part) -> bool:
+        return not self._tables(part.begin, part.end, plain=False).blocks.table.strided.any()
 
     def _copies(self, part: Part, classes: Sequence[PageRuns], direction: Direction, *, plain: bool) -> CopyList:
         tables = self._tables(part.begin, part.end, plain=plain)
@@ -372,7 +361,7 @@ class Planner:
         Parameters
         ----------
         alone : bool
-            Whether the device has nothing else to copy meanwhile, so that batches may be sooner over.
+            Whether the other direction has nothing to copy meanwhile; else half as many pages go in batches.
         first_runs, part_runs : int
             Most runs of pages in the very first list of many, and in any; 0: no limit.
         apart_nbytes : int
@@ -397,11 +386,11 @@ class Planner:
         check_places(host.base, host.span, host.index, page_nbytes=self.page_nbytes, arena=self._arena, shared=restore)
         classes = PageRuns.classify(ids, host.base, host.span, host.index, self.block_nbytes)
         run_count = sum(len(runs.page) for runs in classes)
-        parts = _parts(classes, part_runs) if 0 < part_runs < run_count else [classes]
+        parts = parts_of(classes, part_runs) if 0 < part_runs < run_count else [classes]
         if run_count < 2 * first_runs:  # few, which may be large
             first_runs = run_count // 4 if 0 < apart_nbytes <= len(ids) * self.page_nbytes else 0
-        first = _first(parts, first_runs) if first_runs else parts
-        for one in self._parts(len(ids), run_count, by_layer_group=by_layer_group, alone=alone):
+        first = with_first(parts, first_runs) if first_runs else parts
+        for one in self._choose(len(ids), run_count, by_layer_group=by_layer_group, alone=alone, lists=len(parts)):
             for number, some in enumerate(first, 1):
                 yield self._list(one, some, direction), one.end if number == len(first) else 0
             first = parts

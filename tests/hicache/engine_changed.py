@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 def spread(threads: int, switches: Switches) -> None:
     """Have ``threads`` submit all copies, in short pieces of batches."""
     cast(Any, process).submitter_count = lambda: threads
-    cast(Any, localcopies).submitting = lambda *_arguments, most: Submitting(most, 0.0, 0.0)
+    cast(Any, localcopies).submitting = lambda *_arguments, most: Submitting(most, 0.0)
     fan.PIECES, fan._MEANWHILE_PIECES = 4, 8
-    forms._LEAST_S = -1.0  # always in batches
+    forms._LEAST_S = -1.0  # in batches, half of them beside the other direction
     take_ahead, plan = Orders.take_ahead, Planner.copies
 
     def counted(orders: Orders) -> None:

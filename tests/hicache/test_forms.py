@@ -2,25 +2,70 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from devipc.errors import DriverError
 from devipc.hicache.arena import HostArena
-from devipc.hicache.forms import Submitting
+from devipc.hicache.forms import LONG_PIECE, Part, Submitting
 from devipc.hicache.layout import PoolLayout
 from devipc.hicache.localcopies import LocalCarrier
-from devipc.hicache.planner import Direction, HostPages, Planner
+from devipc.hicache.planner import CopyPlan, Direction, HostPages, Planner
 from devipc.hicache.records import Places
 from devipc.hicache.strips import CostModel
 from devipc.host.backend import HostBackend
 from devipc.probe.stage import Stage
+from tests.hicache.geometry import direction_of, places, pools
 from tests.hicache.pools import until
-from tests.hicache.test_planner import ARENA, POOL, llama, random_pages
+from tests.hicache.test_planner import ARENA, COSTS, LIMITS, POOL, check_bytes, check_limits, llama, random_pages
 
 TOKENS = 4096
+
+
+@settings(max_examples=500)
+@given(st.data())
+def test_whatever_shares_of_the_pages_go_in_batches(data: st.DataObject) -> None:
+    """And in whatever lists: each byte is copied once, and the lists end where their layer groups do."""
+    pool = data.draw(pools())
+    where = data.draw(places(pool))
+    to_host, limits = data.draw(st.booleans()), data.draw(st.sampled_from(LIMITS))
+    planner = Planner(
+        pool.layout,
+        pool.addresses,
+        arena=where.arena,
+        block_nbytes=where.block_nbytes,
+        regions=pool.regions,
+        limits=limits,
+        cost=data.draw(st.sampled_from(COSTS)),
+        groups=(1, 2),
+        submitting=Submitting(3, data.draw(st.sampled_from([1e-9, 1e-6, math.inf]))),
+    )
+    groups = len(planner.groups)
+    cuts = sorted({0, groups, *data.draw(st.lists(st.integers(0, groups), max_size=2))})
+    share = st.sampled_from([0.0, 1e-9, 0.1, 0.5, 0.9, 1.0])
+    parts = tuple(Part(begin, end, data.draw(share)) for begin, end in pairwise(cuts))
+    planner._choose = lambda *_, **__: parts  # type: ignore[method-assign]
+    lists = planner.copies(
+        direction_of(to_host=to_host),
+        where.pages,
+        where.host,
+        by_layer_group=True,
+        alone=data.draw(st.booleans()),
+        first_runs=data.draw(st.integers(0, 3)),
+        part_runs=data.draw(st.integers(0, 3)),
+    )
+    copies, ends = zip(*lists, strict=True)
+    nbytes = len(where.pages) * planner.page_nbytes
+    plan = CopyPlan(copies, tuple(filter(None, ends)), len(where.pages), nbytes, planner.cost)
+    assert list(plan.ends) == (cuts[1:] if len(where.pages) else [groups])
+    check_bytes(pool, where, plan, to_host=to_host)
+    check_limits(plan, limits)
 
 
 class Fence:
@@ -83,9 +128,54 @@ def test_of_others_as_many_are_as_several_threads_submit_in_about_half_the_time_
 
 
 def test_beside_another_direction_half_as_many_go_in_batches() -> None:
-    alone, beside = (256 - strided(16, Direction.BACKUP, 0.7e-6, alone=alone) for alone in (True, False))
-    assert alone > 100
-    assert beside == pytest.approx(alone / 2, abs=1)
+    layout = llama(pages=513)
+    host = HostPages.blocks(ARENA + np.arange(256) * layout.page_nbytes)
+    one = planner(layout, 0.7e-6)
+
+    def batched(*, alone: bool) -> int:
+        lists = one.copies(Direction.BACKUP, random_pages(256, 513), host, alone=alone)
+        return 256 - sum(len(copies.strided) for copies, _ in lists)
+
+    assert batched(alone=True) > 100
+    assert batched(alone=False) == pytest.approx(batched(alone=True) / 2, abs=1)
+
+
+def test_what_is_all_in_batches_is_cut_for_every_layer_group() -> None:
+    """Cuts cost batches nothing, and each lets a layer be used earlier."""
+    for page_tokens, entry_s in ((64, 0.65e-6), (64, 0.3e-6), (16, 0.3e-6)):
+        count = TOKENS // page_tokens
+        layout = llama(page_tokens=page_tokens, pages=2 * count + 1)
+        host = HostPages.blocks(ARENA + np.arange(count) * layout.page_nbytes)
+        plan = planner(layout, entry_s).plan(
+            Direction.RESTORE, random_pages(count, 2 * count + 1), host, by_layer_group=True
+        )
+        assert plan.ends == (1, 2, 3, 4, 5)
+
+
+def test_a_share_of_many_small_lists_is_not_worth_it() -> None:
+    """Pages of one token would have a thirtieth in batches, of each of eight lists."""
+    layout = llama(page_tokens=1, pages=2 * TOKENS + 1)
+    host = HostPages.blocks(ARENA + np.arange(TOKENS) * layout.page_nbytes)
+    one = Planner(
+        layout,
+        [POOL],
+        arena=(ARENA, 1 << 40),
+        cost=CostModel(row_s=45e-9 / 8),
+        submitting=Submitting(3, 0.65e-6, 1.2e-6),
+    )
+
+    def batched(part_runs: int) -> int:
+        lists = one.copies(Direction.BACKUP, random_pages(TOKENS, 2 * TOKENS + 1), host, part_runs=part_runs)
+        return TOKENS - sum(len(copies.strided) for copies, _ in lists)
+
+    assert batched(512) == 0
+    assert batched(TOKENS) > 0
+
+
+def test_short_entries_are_never_taken_for_less_than_long_ones() -> None:
+    some = Submitting(3, 0.5e-6, 1.2e-6)
+    assert [some.each_s(nbytes) for nbytes in (LONG_PIECE - 1, LONG_PIECE)] == [1.2e-6, 0.5e-6]
+    assert Submitting(3, 0.5e-6, 0.1e-6).each_s(1) == 0.5e-6
 
 
 @pytest.mark.parametrize("page_tokens", [64, 16])
@@ -151,6 +241,32 @@ def test_a_lane_says_whether_it_is_alone_and_whether_its_stream_has_something_to
     block.close()
     for copies in (backups, restores):
         copies.close()
+    carrier.close()
+    arena.close()
+    device.close()
+
+
+def test_only_the_first_list_of_a_job_finds_an_idle_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = HostBackend().open_device()
+    arena = HostArena(2**20)
+    carrier = LocalCarrier(device, arena)
+    copies = carrier.copies(Direction.BACKUP)
+    monkeypatch.setattr("devipc.hicache.mover._PART_RUNS", 2)
+    told, put = list[bool](), copies.fan.put
+
+    def recorded(*arguments: Any, soon: bool, **options: Any) -> None:
+        told.append(soon)
+        put(*arguments, soon=soon, **options)
+
+    monkeypatch.setattr(copies.fan, "put", recorded)
+    block, layout = Stage(device, 2**16), llama(page_tokens=1, pages=12, layers=2, row=64)
+    planner = carrier.planner(layout, [block.ptr])
+    pages, places = np.array([1, 3, 5, 7, 9]), Places(np.arange(5) * planner.block_nbytes, None, None)
+    until(copies.move(planner, Direction.BACKUP, pages, places, Fence()).poll)
+    assert told == [True, False, False]
+    block.close()
+    for one in (copies, carrier.copies(Direction.RESTORE)):
+        one.close()
     carrier.close()
     arena.close()
     device.close()
