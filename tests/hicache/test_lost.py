@@ -40,6 +40,7 @@ def lose_with_work_everywhere(device: Device, lose: Callable[[], None]) -> World
     given_up = client.restore(handle, keys[:1], [20], ready=UNFENCED)
     until(lambda: lanes[0].flying == 1 and lanes[1].flying == 2)
     given_up.cancel()
+    until(lambda: "cancelling" in {op.state for op in lanes[1]._work})  # it is told, and a loss overtakes what is told
     lease = client.lookup(handle, keys)
     lose()
     outcomes = [ticket.wait(TIMEOUT_S) for ticket in tickets]
