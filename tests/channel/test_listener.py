@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import socket
 import stat
 import tempfile
@@ -310,11 +309,13 @@ def test_nobody_there(path: str) -> None:
 def test_the_default_directory_is_the_users_own(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
     assert default_directory() == os.path.join(folder, "devipc")
+    temporary = os.path.join(folder, "t")  # the run's own holds this user's sockets while other tests need them
+    os.mkdir(temporary)
+    monkeypatch.setattr(tempfile, "tempdir", temporary)
     for useless in ("", "relative", os.path.join(folder, "missing")):
         monkeypatch.setenv("XDG_RUNTIME_DIR", useless)
         fallback = default_directory()
-        assert fallback == os.path.join(tempfile.gettempdir(), f"devipc-{os.geteuid()}")
+        assert fallback == os.path.join(temporary, f"devipc-{os.geteuid()}")
     with Listener(os.path.join(fallback, "s")) as listener:
         assert stat.S_IMODE(os.stat(fallback).st_mode) == 0o700
         meet(listener)
-    shutil.rmtree(fallback)
