@@ -120,7 +120,7 @@ def command(function: Callable[..., None], arguments: str) -> list[str]:
     path = Path(inspect.getfile(function)).resolve().relative_to(ROOT).with_suffix("")
     here = Path(__file__).resolve().parent.relative_to(ROOT)
     package = os.environ[_PACKAGE] if path.is_relative_to(here) else ".".join(path.parts[:3])
-    return [sys.executable, "-m", "backends.testing.peers", package, ".".join(path.parts), function.__name__, arguments]
+    return [sys.executable, "-m", "backends.testing.child", package, ".".join(path.parts), function.__name__, arguments]
 
 
 class Channel:
@@ -253,13 +253,3 @@ def main() -> int:
     if sim is not None:
         check_nothing_left(sim, fds)
     return 0
-
-
-if __name__ == "__main__":
-    try:
-        code = main()
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.exit(code)

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests import plain_pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 30.0
 
@@ -88,6 +90,7 @@ def spawn(function: Callable[[Pipe], None]) -> Iterator[Peer]:
 def main() -> None:
     target, number = sys.argv[1:]
     module, name = target.split(":")
+    plain_pytest.stand_in()
     with socket.socket(fileno=int(number)) as end:
         pipe = Pipe(end)
         try:

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests import plain_pytest
 from tests.simulator import control
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -146,6 +147,7 @@ class Simulation:
 def main() -> None:
     """Runs the function that the command line names, as a child."""
     module, name, arguments = sys.argv[1:4]
+    plain_pytest.stand_in()
     function = getattr(importlib.import_module(module), name)
     value = function(Parent(), *json.loads(arguments))
     print(json.dumps({"return": value}), flush=True)

@@ -386,7 +386,7 @@ test_a_stray_stream_is_a_typed_error = simulated(wild_crash=0)(stray)
 
 def test_a_stray_stream_may_end_the_process_but_no_other() -> None:
     """An integer cannot be checked. The process that passed it dies; nothing is left of it."""
-    command = [sys.executable, "-m", "backends.testing.peers", "backends.cuda.tests", __name__, "stray", "{}"]
+    command = [sys.executable, "-m", "backends.testing.child", "backends.cuda.tests", __name__, "stray", "{}"]
     done = subprocess.run(command, cwd=ROOT, env=environment({"wild_crash": 1}), capture_output=True, timeout=50)
     assert done.returncode == -signal.SIGSEGV
     assert b"no such stream" in done.stderr
