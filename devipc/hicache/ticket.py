@@ -6,7 +6,6 @@ knows neither an engine nor how one is reached; two callables carry what it tell
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Generator
@@ -269,6 +268,8 @@ class Ticket:
         return self._awaited().__await__()
 
     async def _awaited(self) -> Outcome:
+        import asyncio  # whoever awaits has it loaded; others do not pay for it
+
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
 
