@@ -50,13 +50,13 @@ def flat(
 
 
 def test_operations_of_one_client() -> None:
-    """A block that stayed of each would be 3,000 from early to late."""
+    """A block that stayed of each would be 1,200 from early to late."""
     with lent(INPROC):
         machine = CacheMachine()
         driver = Driver(machine)
 
         def step() -> None:
-            driver.run(250)
+            driver.run(100)
             machine.client.forget()
 
         assert flat(step)
@@ -70,9 +70,9 @@ def test_clients_that_come_and_go() -> None:
         def step() -> None:
             machine = CacheMachine()
             driver = Driver(machine)
-            driver.run(50)
+            driver.run(15)
             machine.crash(0)
-            driver.run(50)
+            driver.run(15)
             machine.teardown()
 
         assert flat(step)

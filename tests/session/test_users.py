@@ -17,6 +17,7 @@ from tests.session.processes import ROOT, eventually, grown, holdings
 from tests.session.worker import TIMEOUT_S
 
 OTHER_UID = 65534
+SOON_S = 3.0  # where a side waits in vain for the other
 
 STRANGER = """
 import os, sys
@@ -62,9 +63,9 @@ def test_two_users_who_name_each_other_share_memory(tmp_path: Path) -> None:
 
 
 def test_a_link_that_cannot_start_leaves_nothing_on_either_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Exporter(timeout_s=TIMEOUT_S) as exporter:
+    with Exporter(timeout_s=SOON_S) as exporter:
         before = holdings()
-        with Importer(exporter.path, timeout_s=TIMEOUT_S):
+        with Importer(exporter.path, timeout_s=SOON_S):
             pass
         assert eventually(lambda: not grown(before, holdings()) and not exporter.peers), (holdings(), before)
         real = Link.start
@@ -80,10 +81,10 @@ def test_a_link_that_cannot_start_leaves_nothing_on_either_side(monkeypatch: pyt
         for threads in (["MainThread"], ["devipc-greet"], []):  # this side, that side, both
             refused[:] = threads
             with pytest.raises((ResourceExhausted, PeerGone)):
-                Importer(exporter.path, timeout_s=TIMEOUT_S).names()
+                Importer(exporter.path, timeout_s=SOON_S).names()
             assert eventually(lambda: not grown(before, holdings()) and not exporter.peers), (holdings(), before)
         monkeypatch.undo()
-        with Importer(exporter.path, timeout_s=TIMEOUT_S) as again:
+        with Importer(exporter.path, timeout_s=SOON_S) as again:
             assert again.names() == []
 
 
