@@ -106,18 +106,16 @@ def combinations(
     ]
 
 
-def cases(every: Sequence[Combination], *, whole: str = "") -> list[Any]:
+def cases(every: Sequence[Combination], *, whole: str) -> list[Any]:
     """Return the parameters of a test: a combination, and whether all scenarios are to be run.
 
-    CI runs all of them in one process, and over the daemon under the strategy ``whole``, under each when that is
-    empty; of the other lines a part.
+    CI runs all of them in one process, and over the daemon under the strategy ``whole``; of the other lines a part.
     """
     part = [pytest.mark.long, pytest.mark.timeout(int(COVERING_S) + 20)]
     full = [pytest.mark.long, pytest.mark.timeout(int(WHOLE_S) + 20)]
     found = []
     for one in every:
-        taken = not whole or one.id == f"{DAEMON}-{whole}"
-        if one.deployment == INPROC or (one.deployment == DAEMON and taken and not one.refused):
+        if one.deployment == INPROC or one.id == f"{DAEMON}-{whole}":
             found.append(pytest.param(one, True, id=one.id, marks=full))
             continue
         found.append(pytest.param(one, False, id=one.id, marks=part))

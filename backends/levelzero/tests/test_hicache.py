@@ -19,7 +19,7 @@ EVERY = matrix.combinations(
 
 
 @pytest.mark.simulator
-@pytest.mark.parametrize(("one", "whole"), matrix.cases(EVERY))
+@pytest.mark.parametrize(("one", "whole"), matrix.cases(EVERY, whole="host_flag"))
 def test_scenarios(one: Any, whole: bool, tmp_path: Path) -> None:
     def start(arguments: dict[str, Any], switches: dict[str, object], limit_s: float) -> None:
         run_body(play, arguments, environment(switches), limit_s)
