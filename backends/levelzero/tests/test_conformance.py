@@ -22,8 +22,11 @@ VARIANTS: dict[str, tuple[dict[str, object], set[str]]] = {
     "older-handles": ({"DEVSIM_HANDLE_FORMAT": 0, "DEVSIM_FD_MODE": 1}, ALL),
     "unordered": ({"DEVSIM_UNORDERED": 1}, ALL),
 }
-IN_CI = ("whole", "no-events")
+IN_CI = ("whole",)
 """The others are run by `make conformance-every`."""
+LACKING = ("no-events",)
+COMPLETION = "SYNC-071,SYNC-087,SYNC-090,SYNC-116,SYNC-205,SYNC-216,SYNC-218,ORD-085,ORD-086"
+"""Cases that meet what these lack, or have to do without; CI runs no others of them."""
 SKIPS = re.compile(
     "no word (waits|writes): Level Zero has no call|without word waits no stream|records graphs|grown range|is a slice"
     "|needs gigabytes|does not choose where it maps"
@@ -82,3 +85,13 @@ def test_every_case_passes(name: str, tmp_path: Path) -> None:
         reasons = {test["reason"] for test in report["tests"] if test["result"] == "skip"}
         odd = {reason for reason in reasons if not SKIPS.search(reason)}
         assert not odd
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", LACKING)
+def test_completion_passes_without(name: str, tmp_path: Path) -> None:
+    switches, strategies = VARIANTS[name]
+    report = run_suite(tmp_path, switches, "--devipc-only", COMPLETION, timeout_s=280, profile="lenient")
+    assert len(report["cases"]) == 9
+    assert passed(report, "ORD-086") == strategies
