@@ -56,7 +56,7 @@ def an_engine_that_is_killed_poisons_its_fences_and_another_one_serves(device: D
         # Whoever is first: the client, which hears of the death itself, or the supervisor, when nothing is left of it.
         for ticket in (restore, backup):
             assert ticket.wait(TIMEOUT_S).status in (Status.LOST, Status.FAILED)
-        until(lambda: not client.link.status()["degraded"])
+        until(lambda: (now := client.link.status())["losses"] and not now["degraded"])
         it.deployment.check_decision(client.link)
         assert (client.match(handle, lost), client.match(handle, keys)) == (0, 4)
         memory.poison([20, 21])

@@ -71,8 +71,9 @@ class Scene:
     def engine_pid(self) -> int:
         return int(self.status["engine"]["pid"])
 
-    def wait_attached(self) -> None:
-        until(lambda: not self.client.status()["degraded"])
+    def wait_attached(self, *, losses: int = 0) -> None:
+        """Wait until it is attached, after so many losses: others may hear of a death before the client does."""
+        until(lambda: (now := self.status)["losses"] >= losses and not now["degraded"])
 
     def check_serves(self, seed: int) -> None:
         """Another page goes there and comes back."""
@@ -115,7 +116,7 @@ def test_the_engine_is_killed_and_another_serves(scene: Scene) -> None:
     with pytest.raises(FencePoisoned):
         restore.fence.synchronize(timeout_s=TIMEOUT_S)
     assert restore.wait(TIMEOUT_S).status in (Status.LOST, Status.FAILED)
-    scene.wait_attached()
+    scene.wait_attached(losses=1)
     assert client.status()["losses"] == 1
     assert scene.engine_pid != pid
     assert client.match(handle, scene.keys) == 8
@@ -260,7 +261,7 @@ def test_a_restore_whose_attachment_ends_has_a_status_whatever_comes_first(scene
     def restore(expect: Status, losses: int, ticket: Ticket | None = None) -> None:
         ticket = ticket or client.restore(scene.handle, scene.keys[:2], [20, 21], ready=UNFENCED)
         assert ticket.wait(TIMEOUT_S).status is expect
-        scene.wait_attached()
+        scene.wait_attached(losses=losses)
         scene.check_serves(70 + losses)
         assert client.status()["losses"] == losses
         assert client.status()["quarantined_pages"] == 0

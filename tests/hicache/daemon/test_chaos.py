@@ -135,7 +135,7 @@ def test_a_batch_behind_a_fence_that_is_poisoned_publishes_nothing() -> None:
             lost.fence.synchronize(timeout_s=TIMEOUT_S)
         assert lost.wait(TIMEOUT_S).status in (Status.LOST, Status.FAILED)  # whoever notices first, as for the next
         assert batch[1].wait(TIMEOUT_S).status in (Status.LOST, Status.DISCARDED)
-        it.wait_attached()
+        it.wait_attached(losses=1)
         # The next engine takes the backup, and is told that what it depends on was lost.
         batch.append(client.backup(handle, [15, 16], keys[4:], ready=it.stream, after=[lost]))
         assert batch[2].wait(TIMEOUT_S).status is Status.DISCARDED

@@ -185,7 +185,7 @@ def test_an_engine_whose_driver_does_not_unmap_ends(scene: Scene, what: str) -> 
     scene.client.unregister(handle, timeout_s=TIMEOUT_S)
     assert not alive(pid)
     scene.let_go(what)
-    until(lambda: not scene.client.status()["degraded"])
+    until(lambda: bool((now := scene.client.status())["losses"]) and not now["degraded"])
     assert scene.engine_pid != pid
     scene.memory = scene.it.attention_pool()
     scene.register()

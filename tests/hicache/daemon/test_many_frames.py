@@ -130,9 +130,10 @@ def test_100_000_frames_that_are_wrong_cost_their_senders_alone() -> None:
             }
             scene.check_serves(77)
             # Its numbers were used up by hand, so that the next one ends its attachment; it attaches by itself.
+            had: Any = attacker.client.status()
             last = attacker.client.restore(attacker.handle, scene.keys[:2], [1, 2], ready=UNFENCED)
             assert last.wait(TIMEOUT_S).status is Status.LOST
-            until(lambda: not attacker.client.status()["degraded"])
+            until(lambda: (now := attacker.client.status())["losses"] != had["losses"] and not now["degraded"])
             again = attacker.client.restore(attacker.handle, scene.keys[:2], [1, 2], ready=UNFENCED)
             assert again.wait(TIMEOUT_S).status is Status.COMPLETED
             print(f"{SENSELESS} refused, {CHANGED} changed frames ended {ended} connections; {held(one.process.pid)}")
