@@ -14,7 +14,7 @@ PROJECTS := pyproject.toml $(BACKENDS:%=%/pyproject.toml)
 # The tests start thousands of processes: none is to compile again what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-model test test-long test-scenarios test-model conformance conformance-every check format lint types floors docs dist clean
+.PHONY: help demo demo-model test test-long test-scenarios test-model conformance conformance-every check format lint types types-core $(BACKENDS:backends/%=types-%) floors docs dist clean
 
 help:
 	@echo "make demo    two processes share memory, one is killed; a cache outlives its schedulers and its daemon"
@@ -65,7 +65,8 @@ test: $(VENV)/.dev
 	$(call beside,not hardware and not long and not timing)
 	$(BIN)/python -m pytest -m 'timing and not hardware and not long' $(PYTEST_ARGS)
 
-# The conformance runs first, the longest of all: at the end one of two processors would wait for them.
+# The longest files run first, as tests/conftest.py says, then those of backends: at the end one of two processors would
+# wait for them.
 test-long: $(VENV)/.dev
 	$(call beside,long and not every and not hardware and not timing and not model,--no-loadscope-reorder backends tests)
 	$(BIN)/python -m pytest -m 'long and timing and not hardware' $(PYTEST_ARGS)
@@ -87,7 +88,9 @@ conformance-every: $(VENV)/.dev
 	    $(wildcard backends/*/tests/test_undoing.py) \
 	    $(PYTEST_ARGS)
 
-check: lint types floors docs
+# Beside each other; what each prints stays together.
+check: $(VENV)/.dev
+	@$(MAKE) --no-print-directory -j $(JOBS) --output-sync=target lint types floors docs
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
@@ -98,13 +101,14 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 
 # Each backend is checked in its own folder: its tests are not the core's, and its settings are its own.
-types: $(VENV)/.dev
+types: types-core $(BACKENDS:backends/%=types-%)
+
+types-core: $(VENV)/.dev
 	$(BIN)/mypy devipc tests $(wildcard benchmarks)
-	@set -e; for backend in $(BACKENDS); do \
-	    echo "mypy $$backend"; \
-	    ( cd $$backend && MYPYPATH=$(CURDIR) $(CURDIR)/$(BIN)/mypy --strict --explicit-package-bases \
-	        --cache-dir $(CURDIR)/.mypy_cache/$$backend . ); \
-	done
+
+$(BACKENDS:backends/%=types-%): types-%: $(VENV)/.dev
+	@cd backends/$* && MYPYPATH=$(CURDIR) $(CURDIR)/$(BIN)/mypy --strict --explicit-package-bases \
+	    --cache-dir $(CURDIR)/.mypy_cache/backends/$* .
 
 floors: $(VENV)/.dev
 	$(BIN)/lint-imports --no-logo
