@@ -1,6 +1,7 @@
 """What holds for every test: nothing is left behind, and temporary files go to a folder that is looked into.
 
-Owns the leak guard and the Hypothesis profile. It must not import devipc: the import tests measure that.
+Owns the leak guard, the Hypothesis profile, and which files come first. It must not import devipc: the import tests
+measure that.
 """
 
 from __future__ import annotations
@@ -88,6 +89,20 @@ def _fds() -> frozenset[str]:
         if target.startswith(_KERNEL_OBJECTS) and int(name) != tracker:
             found.add(f"{name} {target}")
     return frozenset(found)
+
+
+LONGEST = (
+    "tests/hicache/test_stateful.py",
+    "tests/suite/test_liars.py",
+    "tests/hicache/daemon/test_chaos.py",
+    "tests/hicache/test_daemon_scenarios.py",
+)
+"""Files that take minutes, the longest first: one that begins at the end lets all processors but one wait for it."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files; all others stay in their order."""
+    items.sort(key=lambda item: LONGEST.index(item.location[0]) if item.location[0] in LONGEST else len(LONGEST))
 
 
 @pytest.fixture(scope="session", autouse=True)
