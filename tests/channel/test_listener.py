@@ -211,6 +211,7 @@ def test_of_two_that_start_at_once_exactly_one_lives(folder: str, spawn: Callabl
     print(f"{wins[0]} to {wins[1]} of {ROUNDS}")
 
 
+@pytest.mark.once
 def test_killed_twenty_times_each_start_works(path: str, spawn: Callable[..., Child]) -> None:
     """Kill points are spread over start-up and operation; no lock and no socket of a dead owner stands in the way."""
     for number in range(20):

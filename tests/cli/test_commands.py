@@ -39,6 +39,7 @@ def test_the_demo_tells_its_story(strategy: str) -> None:
     assert report["kill"]["dying_ms"] <= report["kill"]["gone_ms"]
 
 
+@pytest.mark.once
 def test_the_demo_in_words() -> None:
     done = devipc("demo", "--hand-overs", "40")
     assert (done.returncode, done.stderr) == (0, "")
@@ -48,6 +49,7 @@ def test_the_demo_in_words() -> None:
     assert "\x1b" not in done.stdout  # nothing is drawn in a pipe
 
 
+@pytest.mark.once
 def test_the_demo_lets_a_cache_outlive_scheduler_and_daemon() -> None:
     pytest.importorskip("msgspec")
     done = devipc("demo", "--hand-overs", "8", "--json", "--progress")

@@ -91,6 +91,7 @@ def test_what_cannot_begin_says_why(tmp_path: Path, arguments: tuple[str, ...], 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.once
 def test_shares_beside_each_other_are_one_run(tmp_path: Path) -> None:
     alone = conformance(tmp_path, "run", "--backend", "host", "--only", "DISC", "--json")
     beside = conformance(tmp_path, "run", "--backend", "host", "--only", "DISC", "--json", "--jobs", "2")
@@ -105,6 +106,7 @@ def test_shares_beside_each_other_are_one_run(tmp_path: Path) -> None:
         assert one[part] == other[part]
 
 
+@pytest.mark.once
 def test_what_goes_wrong_in_one_share_is_said(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     where = str(tmp_path / "results.json")

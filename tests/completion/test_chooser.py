@@ -161,6 +161,7 @@ def test_an_explicit_strategy_is_refused_with_the_reason(
     assert strategy.value in caught.value.message
 
 
+@pytest.mark.once
 def test_a_device_that_opens_too_late_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many processes that open a device at once wait for each other; that is no verdict about a strategy."""
     monkeypatch.setattr(LyingBackend, "open_device", lambda self, uuid=None: self._real.open_device(uuid))
@@ -173,6 +174,7 @@ def test_a_device_that_opens_too_late_is_tried_again(monkeypatch: pytest.MonkeyP
     assert again.strategy is Strategy.POLLING
 
 
+@pytest.mark.once
 def test_the_time_of_a_trial_begins_when_both_have_opened_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Opening it may take longer than that: no verdict about a strategy may come of it."""
     with host_device() as device:
@@ -208,6 +210,7 @@ def test_a_device_that_opens_too_late_is_waited_for_once(monkeypatch: pytest.Mon
     assert tried == [Strategy.STREAM_MEMOP]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("lie", "rejected", "chosen"),
     [
@@ -258,6 +261,7 @@ def test_a_lying_device_costs_one_candidate(
     assert time.monotonic() - started < len(rejected) * (DEADLINE_S + 2) + 6
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("lie", "reason"),
     [("waits_for_ever", "not released by the signal"), ("waits_nothing", "does not hold"), ("writes_nothing", "seen")],

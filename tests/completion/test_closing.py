@@ -336,6 +336,7 @@ def cycle(device: Device, strategy: Strategy, stream: Any) -> None:
         consumer.synchronize(1, 5.0)
 
 
+@pytest.mark.once
 @every_strategy
 def test_a_thousand_cycles_leave_nothing(device: Device, strategy: Strategy) -> None:
     stream = stream_of(device)

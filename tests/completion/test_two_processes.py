@@ -85,6 +85,7 @@ def reader(pipe: Pipe) -> None:
             ready.close()
 
 
+@pytest.mark.once
 @every_strategy
 def test_ten_thousand_ordered_hand_overs(device: Device, strategy: Strategy) -> None:
     """Data goes over under one fence and leave to overwrite it comes back under another: both directions at once."""

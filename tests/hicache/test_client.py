@@ -85,6 +85,7 @@ def test_dependencies_may_come_from_a_generator(it: World) -> None:
     done(client.backup(handle, [5], it.keys(handle, 1, seed=2), ready=UNFENCED, after=after))
 
 
+@pytest.mark.once
 @pytest.mark.usefixtures("eager")
 def test_the_last_transfer_that_was_agreed_may_follow_at_once(device: Device) -> None:
     with world(device, max_ops=1) as it:

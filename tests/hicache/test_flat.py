@@ -49,6 +49,7 @@ def flat(
     return False
 
 
+@pytest.mark.once
 def test_operations_of_one_client() -> None:
     """A block that stayed of each would be 1,200 from early to late."""
     with lent(INPROC):
@@ -63,6 +64,7 @@ def test_operations_of_one_client() -> None:
         machine.teardown()
 
 
+@pytest.mark.once
 def test_clients_that_come_and_go() -> None:
     """Some end, some crash; 12 from early to late."""
     with lent(INPROC):
@@ -94,6 +96,7 @@ def test_a_client_that_is_gone_is_not_kept() -> None:
         until(forgotten)
 
 
+@pytest.mark.once
 def test_engines_that_come_and_go() -> None:
     def step() -> None:
         with lent(INPROC):

@@ -66,6 +66,7 @@ def test_what_is_known_to_be_apart_is_accepted(made: Pool) -> None:
     assert owners(made.layout) == 1
 
 
+@pytest.mark.once
 @settings(max_examples=400)
 @given(pools(), st.data())
 def test_damaged_bytes_are_refused_or_are_another_sound_layout(made: Pool, data: st.DataObject) -> None:

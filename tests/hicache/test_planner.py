@@ -34,6 +34,7 @@ ARENA = 1 << 40
 POOL = 1 << 44
 
 
+@pytest.mark.once
 @settings(max_examples=500)
 @given(st.data())
 def test_a_plan_moves_the_pages_and_nothing_else(data: st.DataObject) -> None:

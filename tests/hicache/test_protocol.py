@@ -194,6 +194,7 @@ def mutated(random: Random, seeds: list[bytes]) -> bytes:
     return bytes(body)
 
 
+@pytest.mark.once
 def test_100_000_malformed_frames() -> None:
     """Each is decoded by every side and, where it is a request after all, taken apart; only typed errors come out."""
     random, seeds = Random(SEED), [p.encode(frame) for frame in samples().values()]

@@ -327,6 +327,7 @@ def test_a_tail_that_cannot_be_ends_the_consumer(pair: Pair, tail: int) -> None:
             consumer.take(timeout_s=1)
 
 
+@pytest.mark.once
 def test_100_000_malformed_entries(pair: Pair) -> None:
     """Every bit of an entry counts: one that differs is refused, or was not looked at; nothing else ever happens."""
     producer, consumer = pair

@@ -65,6 +65,7 @@ def line(peer: Peer) -> str:
     return peer.stdout.readline()
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "count", [100_000, pytest.param(1_000_000, marks=[pytest.mark.long, pytest.mark.timeout(600)])]
 )
@@ -87,6 +88,7 @@ def test_many_entries_with_lost_kicks(start: Start, count: int) -> None:
     producer.close()
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("share", [0.01, 0.5])
 def test_no_round_trip_stalls_when_kicks_are_lost(start: Start, share: float) -> None:
     there = Producer(slots=SLOTS, arena_nbytes=64 * 1024)
@@ -194,6 +196,7 @@ def test_a_stopped_peer_is_busy_and_then_goes_on(start: Start) -> None:
     producer.close()
 
 
+@pytest.mark.once
 def test_a_peer_that_writes_nonsense_all_the_time(start: Start) -> None:
     """Whatever it does between two loads: an entry that was put, an error of the tree, or nothing."""
     first = Producer(slots=4, slot_nbytes=128, arena_nbytes=4096)

@@ -9,6 +9,7 @@ from tests.hicache.machine import CacheMachine
 from tests.hicache.stateful import run
 
 
+@pytest.mark.once
 @pytest.mark.timeout(300)  # when it fails: shrinking takes longer than the run itself
 def test_any_order_of_operations() -> None:
     """About 4,000 operations; the long run below has the many."""

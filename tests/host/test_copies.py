@@ -119,10 +119,12 @@ def run_batch(pair: Pair, rows: list[tuple[int, int, int]]) -> None:
     assert pair.result() == oracle([(d, s, n, n, n, 1) for d, s, n in clipped])
 
 
+@pytest.mark.once
 def test_strided_copies_equal_the_oracle(pair: Pair, vectors: bool) -> None:
     run_strided(pair)
 
 
+@pytest.mark.once
 def test_batches_equal_the_oracle(pair: Pair, vectors: bool) -> None:
     run_batch(pair)
 

@@ -103,6 +103,7 @@ def test_listing_starts_nothing_and_closing_returns_everything() -> None:
             call()
 
 
+@pytest.mark.once
 def test_a_thousand_cycles_leak_nothing(device: HostDevice, words: Words) -> None:
     events, memory, transfer = device.sync.events, device.memory, device.transfer
     assert events is not None

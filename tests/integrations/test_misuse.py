@@ -197,6 +197,7 @@ FIELDS = {
 }
 
 
+@pytest.mark.once
 @given(
     st.fixed_dictionaries({}, optional=FIELDS) | JUNK,
     st.sampled_from(["__cuda_array_interface__", "__array_interface__"]),

@@ -74,6 +74,7 @@ def test_a_fault_is_a_row(
         assert "faulty.py" in found.evidence  # the stack says whose fault it is
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("fault", ["map_hang", pytest.param("device_hang", marks=pytest.mark.long)])
 def test_a_hang_is_ended_and_its_stack_shown(checks: Checks, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     monkeypatch.setenv("DEVIPC_TEST_FAULT", fault)
@@ -97,6 +98,7 @@ def test_a_device_that_always_hangs_is_given_up(checks: Checks, monkeypatch: pyt
     assert "not tried" in found[-1].reason
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("fault", "code", "found"),
     [
@@ -128,6 +130,7 @@ def test_a_missing_interface_is_one_row_and_a_reason_in_those_that_need_it(site:
     assert yes == wanted.get(fault, {"identity"})
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("fault", "verdict", "reason"),
     [
@@ -187,6 +190,7 @@ def left_of(hidden: Path) -> list[int]:
     return left
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("command", "fault", "code"),
     [

@@ -259,6 +259,7 @@ def test_closing_with_a_peer_that_holds_on_keeps_the_memory(exporter: Exporter) 
         assert eventually(lambda: not grown(before, holdings())), (before, holdings())
 
 
+@pytest.mark.once
 def test_a_thousand_opens_leak_nothing(exporter: Exporter) -> None:
     with worker("exporter", count=False) as other:
         with Importer(other.hear("path"), strategy="stream_memop", timeout_s=TIMEOUT_S) as session:
@@ -270,6 +271,7 @@ def test_a_thousand_opens_leak_nothing(exporter: Exporter) -> None:
             assert eventually(lambda: not grown(before, holdings())), (before, holdings())
 
 
+@pytest.mark.once
 def test_a_thousand_shares_and_fences_leak_nothing(exporter: Exporter, importer: Importer) -> None:
     def cycle(number: int) -> None:
         block = exporter.allocate(4096)

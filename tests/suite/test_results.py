@@ -8,6 +8,7 @@ import pytest
 
 from tests.suite.runs import run_suite
 
+pytestmark = pytest.mark.once
 HOST = "--devipc-backend=devipc.host.plugin:devipc_backend"
 
 
