@@ -6,9 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from devipc.conformance import cases, catalogue
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,8 +34,19 @@ class Run:
         return "\n".join(test["reason"] for test in self.document["tests"] if test["id"] == identity)
 
 
-def run_suite(folder: Path, *arguments: str, timeout_s: float = 120.0, paths: tuple[str, ...] = ()) -> Run:
-    """Run the suite with ``arguments`` in ``folder``; kill it after ``timeout_s``."""
+def modules_of(identities: Iterable[str]) -> tuple[str, ...]:
+    """Where cases are, as ``paths`` of a run that loads no others."""
+    cases()  # loads them all here
+    return ("--pyargs", *sorted({catalogue._known[one][0].rpartition(".")[0] for one in identities}))
+
+
+def run_suite(
+    folder: Path, *arguments: str, timeout_s: float = 120.0, paths: tuple[str, ...] = (), plugins: bool = True
+) -> Run:
+    """Run the suite with ``arguments`` in ``folder``; kill it after ``timeout_s``.
+
+    Without ``plugins`` pytest loads none that is installed: it begins in half the time.
+    """
     results = folder / "results.json"
     command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider"]
     command += ["-p", "devipc.conformance.plugin", f"--devipc-results={results}", "-q", "--tb=short", *arguments]
@@ -40,7 +54,7 @@ def run_suite(folder: Path, *arguments: str, timeout_s: float = 120.0, paths: tu
     done = subprocess.run(
         command,
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **({} if plugins else {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -21,7 +21,7 @@ from tests.suite import (
     transfer_liars,
 )
 from tests.suite.lying import LIARS
-from tests.suite.runs import run_suite
+from tests.suite.runs import modules_of, run_suite
 
 MODULES = (
     beside_liars,
@@ -66,7 +66,11 @@ def test_lie_is_found(name: str, tmp_path: Path) -> None:
     what = "profile" if lie.is_profile else "backend"
     only = f"--devipc-only={','.join(lie.cases)}"
     run = run_suite(
-        tmp_path, f"--devipc-{what}={lie.factory}", only, "--devipc-deadline=2", *lie.options, timeout_s=280
+        tmp_path,
+        *(f"--devipc-{what}={lie.factory}", only, "--devipc-deadline=2", *lie.options),
+        timeout_s=280,
+        paths=modules_of(lie.cases),
+        plugins=False,
     )
     for identity in lie.cases:
         assert run.result(identity) == "fail", run.output
