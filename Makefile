@@ -26,7 +26,7 @@ help:
 	@echo "make conformance  the suite on the host backend and on every simulated driver, once"
 	@echo "make check   lint, format, types, import floors, documentation"
 	@echo "make format  rewrite the sources in the project's format"
-	@echo "make conformance-every  the same with every fault of a driver, and again and again; CI runs a part of it"
+	@echo "make conformance-every  the same with every fault and lack of a driver, the probe too, and again and again; CI runs a part of it"
 	@echo "make dist    wheels of the core and of every backend, in dist/"
 	@echo "make clean   remove what was built, the virtual environment included"
 
@@ -85,7 +85,7 @@ conformance: $(VENV)/.dev
 
 conformance-every: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(JOBS) tests/suite/test_honest.py $(wildcard backends/*/tests/test_conformance.py) \
-	    $(wildcard backends/*/tests/test_undoing.py) \
+	    $(wildcard backends/*/tests/test_undoing.py) tests/probe/test_simulated.py \
 	    $(PYTEST_ARGS)
 
 # Beside each other; what each prints stays together.
