@@ -28,6 +28,7 @@ from tests.hicache.test_planner import ARENA, COSTS, LIMITS, POOL, check_bytes, 
 TOKENS = 4096
 
 
+@pytest.mark.once
 @settings(max_examples=500)
 @given(st.data())
 def test_whatever_shares_of_the_pages_go_in_batches(data: st.DataObject) -> None:
