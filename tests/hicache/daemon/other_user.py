@@ -6,6 +6,7 @@ import encodings.ascii  # noqa: F401 - the other user may not read the library a
 import json
 import os
 import sys
+from typing import Any
 
 from devipc.channel.link import Link
 from devipc.errors import DevIPCError
@@ -23,6 +24,7 @@ def main(path: str, uid: int) -> dict[str, str]:
     os.setgid(uid)
     os.setuid(uid)
     said: dict[str, str] = {}
+    served: list[Any] = []
     slots = Slots.create(4)
     try:
         link = Link.connect(path, facts={}, timeout_s=TIMEOUT_S, allowed_uids=[owner])
@@ -42,11 +44,13 @@ def main(path: str, uid: int) -> dict[str, str]:
             transport = offer.complete(fds)
             transport.push(p.encode(p.PingFrame(op=1)), timeout_s=TIMEOUT_S)
             said[way.value] = p.decode_answer(transport.take(timeout_s=TIMEOUT_S)).event.value
-            transport.close()
+            served.append(transport)  # once it is closed the daemon may hang up
     try:
         link.call(LinkKind.DRAIN, p.encode(p.LeaveFrame(timeout_s=1.0)), timeout_s=TIMEOUT_S)
     except DevIPCError as error:
         said["drain"] = type(error).__name__
+    for transport in served:
+        transport.close()
     link.close()
     slots.close()
     return said
