@@ -157,10 +157,10 @@ def submitting(device: Device, streams: Sequence[Stream], address: int, nbytes: 
     """Return whether ``most`` threads are to submit long batches, or one, and what an entry takes.
 
     Several are where two threads submit two batches sooner than one does. A batch that is one call of the driver lets
-    go of the interpreter; where it is a loop, threads wait for each other. Takes some ten milliseconds, and blocks
-    while the streams do. Copies to the device stand for both directions: on an H200 those take as long to submit as
-    the others or longer, and short ones 1.1 to 3 times as long as long ones, on one host more than on another
-    (2026-11-30).
+    go of the interpreter; where it is a loop, threads wait for each other. Takes some ten milliseconds, where copies
+    are slow up to about a tenth of a second, and blocks while the streams do. Copies to the device stand for both
+    directions: on an H200 those take as long to submit as the others or longer, and short ones 1.1 to 4 times as long
+    as long ones, on one host more than on another (2026-11-30).
 
     Parameters
     ----------

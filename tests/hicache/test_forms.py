@@ -85,6 +85,12 @@ def planner(layout: PoolLayout, entry_s: float = 0.5e-6) -> Planner:
     return Planner(layout, [POOL], arena=(ARENA, 1 << 40), submitting=submitting)
 
 
+def as_on_an_h200(layout: PoolLayout) -> Planner:
+    """Plan by what one measures: rows as cheap as is believed, long entries .65 us, short ones 1.2 us."""
+    cost, submitting = CostModel(row_s=45e-9 / 8), Submitting(3, 0.65e-6, 1.2e-6)
+    return Planner(layout, [POOL], arena=(ARENA, 1 << 40), cost=cost, submitting=submitting)
+
+
 def strided(page_tokens: int, direction: Direction, entry_s: float = 0.5e-6, **options: Any) -> int:
     """How many strided copies a plan has."""
     return made(page_tokens, direction, entry_s, **options)[0]
@@ -157,13 +163,7 @@ def test_a_share_of_many_small_lists_is_not_worth_it() -> None:
     """Pages of one token would have a thirtieth in batches, of each of eight lists."""
     layout = llama(page_tokens=1, pages=2 * TOKENS + 1)
     host = HostPages.blocks(ARENA + np.arange(TOKENS) * layout.page_nbytes)
-    one = Planner(
-        layout,
-        [POOL],
-        arena=(ARENA, 1 << 40),
-        cost=CostModel(row_s=45e-9 / 8),
-        submitting=Submitting(3, 0.65e-6, 1.2e-6),
-    )
+    one = as_on_an_h200(layout)
 
     def batched(part_runs: int) -> int:
         lists = one.copies(Direction.BACKUP, random_pages(TOKENS, 2 * TOKENS + 1), host, part_runs=part_runs)
@@ -189,17 +189,11 @@ def test_one_thread_or_few_bytes_leave_it_at_strided_copies(page_tokens: int) ->
     ("page_tokens", "row", "batches"), [(64, 2048, 1.0), (16, 2048, 0.5), (64, 512, 0.0), (16, 512, 0.0)]
 )
 def test_what_an_h200_measures_has_long_rows_in_batches(page_tokens: int, row: int, batches: float) -> None:
-    """Rows as cheap as is believed, long entries .65 us, short ones 1.2 us: what reached most there."""
+    """What reached most there."""
     count = TOKENS // page_tokens
     layout = llama(page_tokens=page_tokens, pages=2 * count + 1, row=row)
     host = HostPages.blocks(ARENA + np.arange(count) * layout.page_nbytes)
-    found = Planner(
-        layout,
-        [POOL],
-        arena=(ARENA, 1 << 40),
-        cost=CostModel(row_s=45e-9 / 8),
-        submitting=Submitting(3, 0.65e-6, 1.2e-6),
-    ).plan(Direction.BACKUP, random_pages(count, 2 * count + 1), host)
+    found = as_on_an_h200(layout).plan(Direction.BACKUP, random_pages(count, 2 * count + 1), host)
     strided = sum(len(copies.strided) for copies in found.groups)
     assert 1 - strided / count == pytest.approx(batches, abs=0.1)
 
