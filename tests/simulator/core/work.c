@@ -206,7 +206,9 @@ enum ds_status ds_run_fill(const struct ds_op *op) {
       if (!look(row + done, DS_WRITE, &to))
         return DS_ILLEGAL_ADDRESS;
       uint64_t n = op->copy.width - done < to.bytes ? op->copy.width - done : to.bytes;
-      for (uint64_t i = 0; i < n; i++)
+      if (op->size == 1)
+        memset(to.host, (uint8_t)op->value, n);
+      for (uint64_t i = 0; i < n && op->size != 1; i++)
         to.host[i] = (uint8_t)(op->value >> (8 * ((done + i) % (uint64_t)op->size)));
       ds_block_drop(to.block);
       done += n;
