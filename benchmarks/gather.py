@@ -29,6 +29,10 @@ BACKUP, RESTORE = "backup", "restore"
 PLANES, ROW_WORDS = 64, 256  # Llama-3-8B: K and V of 32 layers, rows of 2,048 bytes
 ONE, PLANE = "one kernel over all planes", "a kernel a plane"
 LEAST_REPETITIONS = 2
+MOST_WINDOWS = 10
+"""How many times more windows there are, at most, while a busy machine lets the model make too few steps."""
+Spans = tuple[list[tuple[float, float]], list[tuple[float, float]]]
+"""When nothing was moved, and when pages were."""
 
 
 class OwnersPool:
@@ -159,6 +163,16 @@ def throughput(pool: OwnersPool, repetitions: int) -> list[dict[str, Any]]:
     return found
 
 
+def within(steps: list[tuple[float, float]], spans: list[tuple[float, float]]) -> list[float]:
+    """Return how long the steps took that lie whole in one of the spans, in seconds."""
+    return [took for at, took in steps if any(a <= at and at + took <= b for a, b in spans)]
+
+
+def too_few(steps: list[tuple[float, float]], spans: Spans) -> bool:
+    """Return whether quiet or busy spans hold too few steps to say anything."""
+    return min(len(within(steps, some)) for some in spans) < LEAST_REPETITIONS
+
+
 def beside_model(pool: OwnersPool, kind: str, windows: int, window_s: float) -> dict[str, Any]:
     """Return the steps of a model of the same process with and without transfers, in turn."""
     model = Model(pool.where, kind)
@@ -175,10 +189,11 @@ def beside_model(pool: OwnersPool, kind: str, windows: int, window_s: float) -> 
 
     thread = threading.Thread(target=run, name="model")
     thread.start()
-    rng, spans, moved, busy_s = np.random.default_rng(6), ([], []), 0, 0.0  # type: ignore[var-annotated]
+    spans: Spans = ([], [])
+    rng, moved, busy_s = np.random.default_rng(6), 0, 0.0
     try:
         time.sleep(window_s)
-        for _ in range(windows):
+        while len(spans[0]) < windows or (too_few(steps, spans) and len(spans[0]) < MOST_WINDOWS * windows):
             start = time.monotonic()
             time.sleep(window_s)
             spans[0].append((start, time.monotonic()))
@@ -192,9 +207,9 @@ def beside_model(pool: OwnersPool, kind: str, windows: int, window_s: float) -> 
     finally:
         over.set()
         thread.join()
-    quiet, busy = ([took for at, took in steps if any(a <= at and at + took <= b for a, b in some)] for some in spans)
-    if min(len(quiet), len(busy)) < LEAST_REPETITIONS:
+    if too_few(steps, spans):
         raise RuntimeError("the model made no steps: choose longer windows")
+    quiet, busy = (within(steps, some) for some in spans)
     return {
         "model": kind,
         "form": pool.form,
