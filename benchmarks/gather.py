@@ -21,18 +21,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from devipc.bench.facts import machine, quantile, ratio, spread, write
+from devipc.bench.facts import machine, ratio, spread, write
 from devipc.bench.model import Model, torch_device
+from devipc.bench.windows import Spans, alternate
 from devipc.registry import load_backend
 
 BACKUP, RESTORE = "backup", "restore"
 PLANES, ROW_WORDS = 64, 256  # Llama-3-8B: K and V of 32 layers, rows of 2,048 bytes
 ONE, PLANE = "one kernel over all planes", "a kernel a plane"
-LEAST_REPETITIONS = 2
-MOST_WINDOWS = 10
-"""How many times more windows there are, at most, while a busy machine lets the model make too few steps."""
-Spans = tuple[list[tuple[float, float]], list[tuple[float, float]]]
-"""When nothing was moved, and when pages were."""
 
 
 class OwnersPool:
@@ -163,20 +159,10 @@ def throughput(pool: OwnersPool, repetitions: int) -> list[dict[str, Any]]:
     return found
 
 
-def within(steps: list[tuple[float, float]], spans: list[tuple[float, float]]) -> list[float]:
-    """Return how long the steps took that lie whole in one of the spans, in seconds."""
-    return [took for at, took in steps if any(a <= at and at + took <= b for a, b in spans)]
-
-
-def too_few(steps: list[tuple[float, float]], spans: Spans) -> bool:
-    """Return whether quiet or busy spans hold too few steps to say anything."""
-    return min(len(within(steps, some)) for some in spans) < LEAST_REPETITIONS
-
-
 def beside_model(pool: OwnersPool, kind: str, windows: int, window_s: float) -> dict[str, Any]:
     """Return the steps of a model of the same process with and without transfers, in turn."""
     model = Model(pool.where, kind)
-    steps: list[tuple[float, float]] = []
+    steps: Spans = []
     over = threading.Event()
 
     def run() -> None:
@@ -189,37 +175,20 @@ def beside_model(pool: OwnersPool, kind: str, windows: int, window_s: float) -> 
 
     thread = threading.Thread(target=run, name="model")
     thread.start()
-    spans: Spans = ([], [])
-    rng, moved, busy_s = np.random.default_rng(6), 0, 0.0
+    rng = np.random.default_rng(6)
+
+    def mover() -> int:
+        for direction in (BACKUP, RESTORE):
+            pool.move(direction, draw(pool, rng))
+        return 2 * pool.nbytes
+
     try:
         time.sleep(window_s)
-        while len(spans[0]) < windows or (too_few(steps, spans) and len(spans[0]) < MOST_WINDOWS * windows):
-            start = time.monotonic()
-            time.sleep(window_s)
-            spans[0].append((start, time.monotonic()))
-            start = time.monotonic()
-            while time.monotonic() < start + window_s:
-                for direction in (BACKUP, RESTORE):
-                    pool.move(direction, draw(pool, rng))
-                    moved += pool.nbytes
-            spans[1].append((start, time.monotonic()))
-            busy_s += spans[1][-1][1] - start
+        found = alternate(mover, steps, windows=windows, window_s=window_s)
     finally:
         over.set()
         thread.join()
-    if too_few(steps, spans):
-        raise RuntimeError("the model made no steps: choose longer windows")
-    quiet, busy = (within(steps, some) for some in spans)
-    return {
-        "model": kind,
-        "form": pool.form,
-        "chunk_tokens": pool.chunk,
-        "mean_over_quiet": ratio(statistics.fmean(busy), statistics.fmean(quiet)),
-        "p99_over_quiet": ratio(quantile(busy, 0.99), quantile(quiet, 0.99)),
-        "steps_quiet": len(quiet),
-        "steps_busy": len(busy),
-        "gb_per_s": round(moved / busy_s / 1e9, 2),
-    }
+    return {"model": kind, "form": pool.form, "chunk_tokens": pool.chunk} | found
 
 
 def measure(

@@ -1,28 +1,25 @@
 """What a model in another process loses while pages move: its steps with and without transfers, in turn.
 
-Owns the windows: quiet and busy ones alternate while the model runs without a break, and each of its steps is counted
-to the window that it lies in. Beside the cache the same bytes are moved by contiguous copies of this process, which is
-what no cache can do with less harm, and by a gather kernel of it.
+Owns the model's process, and the ways to move. Beside the cache the same bytes are moved by contiguous copies of this
+process, which is what no cache can do with less harm, and by a gather kernel of it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import statistics
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from devipc.bench.facts import quantile, ratio
 from devipc.bench.floors import BOTH, Floor
 from devipc.bench.model import torch_device
 from devipc.bench.pools import GEOMETRIES, Pool
 from devipc.bench.service import client_of
+from devipc.bench.windows import Mover, Spans, alternate
 from devipc.errors import PeerGone
 from devipc.hicache.api import UNFENCED, HiCacheClient
 from devipc.hicache.keys import KEY_NBYTES, Namespace
@@ -32,8 +29,8 @@ __all__ = ["measure_interference"]
 
 _TIMEOUT_S = 60.0
 _PAGE_TOKENS = 16
-Steps = list[tuple[float, float]]
-Mover = Callable[[], int]
+_LATE_S = 0.5
+"""The model tells its steps a few at a time."""
 
 
 def measure_interference(
@@ -64,7 +61,8 @@ def measure_interference(
             for kind in kinds:
                 with _model(backend.name, device.info.uuid, kind) as steps:
                     for name, mover in movers.items():
-                        found.append({"model": kind, "moved_by": name} | _alternate(steps, mover, windows, window_s))
+                        row = alternate(mover, steps, windows=windows, window_s=window_s, late_s=_LATE_S)
+                        found.append({"model": kind, "moved_by": name} | row)
     finally:
         floor.close()
         pool.close()
@@ -119,41 +117,10 @@ def _by_kernel(where: Any, tokens: int, pool: Pool) -> Mover:
     return move
 
 
-def _alternate(steps: Steps, mover: Mover, windows: int, window_s: float) -> dict[str, Any]:
-    """Run windows of both sorts; return the model's steps in each, and what was moved."""
-    quiet: list[tuple[float, float]] = []
-    busy: list[tuple[float, float]] = []
-    moved, busy_s = 0, 0.0
-    mover()
-    for _ in range(windows):
-        start = time.monotonic()
-        time.sleep(window_s)
-        quiet.append((start, time.monotonic()))
-        start = time.monotonic()
-        while time.monotonic() < start + window_s:
-            moved += mover()
-        busy.append((start, time.monotonic()))
-        busy_s += busy[-1][1] - start
-    time.sleep(0.5)  # the model tells its steps a few at a time
-    times = [[took for at, took in list(steps) if any(a <= at and at + took <= b for a, b in w)] for w in (quiet, busy)]
-    if min(len(some) for some in times) < 2:
-        raise PeerGone("the model made no steps", remedy="run it by hand: python -m devipc.bench.model")
-    alone, beside = times
-    return {
-        "mean_over_quiet": ratio(statistics.fmean(beside), statistics.fmean(alone)),
-        "p99_over_quiet": ratio(quantile(beside, 0.99), quantile(alone, 0.99)),
-        "quiet_mean_ms": round(statistics.fmean(alone) * 1e3, 3),
-        "quiet_p99_ms": round(quantile(alone, 0.99) * 1e3, 3),
-        "steps_quiet": len(alone),
-        "steps_busy": len(beside),
-        "gb_per_s": round(moved / busy_s / 1e9, 2),
-    }
-
-
 @contextlib.contextmanager
-def _model(backend: str, uuid: str, kind: str) -> Iterator[Steps]:
+def _model(backend: str, uuid: str, kind: str) -> Iterator[Spans]:
     """Run a model; give the list that its steps are added to."""
-    steps: Steps = []
+    steps: Spans = []
     command = [sys.executable, "-m", "devipc.bench.model", backend, uuid, kind]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
