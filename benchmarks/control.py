@@ -36,10 +36,10 @@ import numpy.typing as npt
 from devipc.bench.facts import machine, spread, write
 from devipc.hicache.api import UNFENCED, HiCacheClient, PoolHandle
 from devipc.hicache.builders import TensorView, token_pool
-from devipc.hicache.daemonlink import DaemonLink
+from devipc.hicache.client.daemonlink import DaemonLink
 from devipc.hicache.keys import Namespace, page_keys
 from devipc.hicache.operations import Event
-from devipc.hicache.transport import Way
+from devipc.hicache.wire.transport import Way
 from devipc.interfaces.backend import Device
 from devipc.memfd import round_up
 from devipc.registry import load_backend

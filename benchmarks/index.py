@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from devipc.bench.facts import machine, spread, write
-from devipc.hicache.index import IndexReader, IndexWriter
+from devipc.hicache.tier.index import IndexReader, IndexWriter
 
 ENTRIES = 100_000
 LIMITS_US = {256: 400.0, 2048: 2_000.0}

@@ -15,7 +15,7 @@ import numpy as np
 
 from devipc.bench.facts import machine, spread, write
 from devipc.hicache.layout import Component, Plane, PoolChunk, PoolLayout, Rule
-from devipc.hicache.planner import CopyPlan, Direction, HostPages, Planner
+from devipc.hicache.planning.planner import CopyPlan, Direction, HostPages, Planner
 from devipc.types import HandleKind
 
 LAYERS, ROW_NBYTES, PAGE_TOKENS, POOL_PAGES = 32, 2048, 16, 60_000

@@ -17,7 +17,7 @@ from pathlib import Path
 from devipc.bench.facts import machine, spread, write
 from devipc.channel import Channel
 from devipc.errors import PeerGone
-from devipc.hicache.ring import DEFAULT_SPIN_S, Consumer, Producer
+from devipc.hicache.wire.ring import DEFAULT_SPIN_S, Consumer, Producer
 
 BLOCK = 100
 NBYTES = 64

@@ -24,14 +24,14 @@ from devipc.bench.facts import machine, write
 from devipc.hicache.api import UNFENCED, HiCacheClient
 from devipc.hicache.builders import TensorView, mla_token_pool
 from devipc.hicache.engine import EngineConfig
-from devipc.hicache.fan import Fan
-from devipc.hicache.hosttier import HostTier
+from devipc.hicache.engine.pools import Pool
+from devipc.hicache.engine.session import Session
+from devipc.hicache.engine.transfers import BackupOp, RestoreOp
 from devipc.hicache.keys import KEY_NBYTES, Namespace
 from devipc.hicache.local import LocalEngine, LocalLink
-from devipc.hicache.mover import PinnedMover
-from devipc.hicache.pools import Pool
-from devipc.hicache.session import Session
-from devipc.hicache.transfers import BackupOp, RestoreOp
+from devipc.hicache.moving.fan import Fan
+from devipc.hicache.moving.mover import PinnedMover
+from devipc.hicache.tier.hosttier import HostTier
 from devipc.registry import load_backend
 
 LAYERS, ROW_NBYTES = 32, 64

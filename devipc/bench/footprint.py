@@ -20,9 +20,9 @@ from devipc.bench.pools import GEOMETRIES, Pool
 from devipc.bench.service import daemon
 from devipc.calltrace import observe
 from devipc.hicache.api import connect
-from devipc.hicache.arena import HostArena, Pinned
 from devipc.hicache.engine import EngineConfig
 from devipc.hicache.keys import Namespace
+from devipc.hicache.moving.arena import HostArena, Pinned
 from devipc.interfaces.backend import Backend, Device
 from devipc.registry import load_backend
 from devipc.session import Exporter, Importer

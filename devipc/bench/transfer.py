@@ -21,10 +21,10 @@ from devipc.bench.pools import GEOMETRIES, PageIds, Pinned, Pool
 from devipc.bench.service import client_of
 from devipc.errors import DevIPCError
 from devipc.hicache.api import UNFENCED, HiCacheClient, PoolHandle
+from devipc.hicache.client.ticket import Ticket
 from devipc.hicache.keys import KEY_NBYTES, Keys, Namespace
 from devipc.hicache.operations import Kind
 from devipc.hicache.results import PageResult
-from devipc.hicache.ticket import Ticket
 from devipc.interfaces.backend import Backend, Device
 
 __all__ = ["Case", "measure_cases"]

@@ -14,17 +14,18 @@ import numpy.typing as npt
 from devipc.deadline import bounded, deadline_after, remaining
 from devipc.errors import DevIPCError
 from devipc.hicache.builders import BuiltPool
+from devipc.hicache.client.desk import CALL_TIMEOUT_S, Desk, check_tickets, confirm_after
+from devipc.hicache.client.links import EngineLink
+from devipc.hicache.client.registry import Registry
+from devipc.hicache.client.ticket import OperationFence, Ticket
 from devipc.hicache.deployments import open_link
-from devipc.hicache.desk import CALL_TIMEOUT_S, Desk, check_tickets, confirm_after
-from devipc.hicache.engine import EngineConfig
+from devipc.hicache.engine.pools import page_names
+from devipc.hicache.engine.transferengine import EngineConfig
 from devipc.hicache.handles import UNFENCED, FencePoint, PoolHandle, check_keys, check_pages, check_ready
 from devipc.hicache.keys import Namespace
-from devipc.hicache.links import EngineLink
 from devipc.hicache.local import LocalEngine
 from devipc.hicache.operations import Event
 from devipc.hicache.policy import WritePolicy
-from devipc.hicache.pools import page_names
-from devipc.hicache.registry import Registry
 from devipc.hicache.requests import (
     Backup,
     Flush,
@@ -38,8 +39,7 @@ from devipc.hicache.requests import (
     Restore,
     StatusRequest,
 )
-from devipc.hicache.search import Search
-from devipc.hicache.ticket import OperationFence, Ticket
+from devipc.hicache.tier.search import Search
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import Stream
 

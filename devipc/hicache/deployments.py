@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from devipc.errors import UsageError
-from devipc.hicache.daemonlink import DaemonLink
-from devipc.hicache.engine import EngineConfig
-from devipc.hicache.links import EngineLink
+from devipc.hicache.client.daemonlink import DaemonLink
+from devipc.hicache.client.links import EngineLink
+from devipc.hicache.engine.transferengine import EngineConfig
 from devipc.hicache.local import LocalEngine, LocalLink
 from devipc.interfaces.backend import Device
 

@@ -15,24 +15,24 @@ from collections.abc import Callable, Sequence
 
 from devipc.deadline import bounded, deadline_after, pause_after, remaining
 from devipc.errors import CompletionTimeout, FencePoisoned, UsageError
-from devipc.hicache.arena import HostArena
-from devipc.hicache.engine import Engine, EngineConfig
+from devipc.hicache.client.links import LinkFence, PoolMemory
+from devipc.hicache.client.readypoints import MarkerPoint
+from devipc.hicache.client.ticket import CancelFlag
+from devipc.hicache.engine.lane import Lane
+from devipc.hicache.engine.localcopies import LocalCarrier
+from devipc.hicache.engine.session import Session
+from devipc.hicache.engine.transferengine import Engine, EngineConfig
 from devipc.hicache.handles import check_exports
-from devipc.hicache.hosttier import HostTier
-from devipc.hicache.index import IndexReader, IndexWriter
-from devipc.hicache.lane import Lane
-from devipc.hicache.links import LinkFence, PoolMemory
-from devipc.hicache.localcopies import LocalCarrier
-from devipc.hicache.mover import MarkerPool
+from devipc.hicache.moving.arena import HostArena
+from devipc.hicache.moving.mover import MarkerPool
 from devipc.hicache.operations import Event
-from devipc.hicache.planner import Direction
+from devipc.hicache.planning.planner import Direction
 from devipc.hicache.policy import WritePolicy
-from devipc.hicache.readypoints import MarkerPoint
 from devipc.hicache.requests import Answers, Ping, Request
 from devipc.hicache.results import Answer
-from devipc.hicache.session import Session
-from devipc.hicache.ticket import CancelFlag
-from devipc.hicache.waiting import Waiters, park
+from devipc.hicache.tier.hosttier import HostTier
+from devipc.hicache.tier.index import IndexReader, IndexWriter
+from devipc.hicache.wire.waiting import Waiters, park
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import DeviceTransfer, Marker, Stream
 from devipc.types import PoisonReason
@@ -85,7 +85,7 @@ class LocalFence:
     # --- the client's end ---
 
     def query(self, n: int) -> bool:
-        """See :class:`~devipc.hicache.ticket.WaitFence`."""
+        """See :class:`~devipc.hicache.client.ticket.WaitFence`."""
         with self._changed:
             if (marker := self._marker(n)) is None:
                 return self._settled
@@ -102,7 +102,7 @@ class LocalFence:
         return self._recorded[at] if not self._settled and at < len(self._values) else None
 
     def synchronize(self, n: int, timeout_s: float) -> None:
-        """See :class:`~devipc.hicache.ticket.WaitFence`."""
+        """See :class:`~devipc.hicache.client.ticket.WaitFence`."""
         began, deadline = time.monotonic(), deadline_after(timeout_s)
         while not self.query(n):
             if not remaining(deadline):
@@ -113,7 +113,7 @@ class LocalFence:
             time.sleep(min(pause, remaining(deadline)))
 
     def wait(self, stream: Stream, n: int, *, timeout_s: float = 0.0) -> None:
-        """See :class:`~devipc.hicache.ticket.WaitFence`."""
+        """See :class:`~devipc.hicache.client.ticket.WaitFence`."""
         if self._transfer.is_capturing(stream):
             raise UsageError("wait on a capturing stream", code="capturing", remedy="wait first, then launch the graph")
         with self._changed:
@@ -202,7 +202,7 @@ def _stopping(lane: Lane) -> Callable[[], bool]:
 
 
 class LocalLink:
-    """How a client of this process reaches its engine. Fulfils :class:`~devipc.hicache.links.EngineLink`.
+    """How a client of this process reaches its engine. Fulfils :class:`~devipc.hicache.client.links.EngineLink`.
 
     Parameters
     ----------
@@ -221,16 +221,16 @@ class LocalLink:
 
     @property
     def layer_groups(self) -> Sequence[int]:
-        """See :class:`~devipc.hicache.links.EngineLink`."""
+        """See :class:`~devipc.hicache.client.links.EngineLink`."""
         return self._local.config.layer_groups
 
     @property
     def write_policy(self) -> WritePolicy:
-        """See :class:`~devipc.hicache.links.EngineLink`."""
+        """See :class:`~devipc.hicache.client.links.EngineLink`."""
         return WritePolicy.WRITE_THROUGH
 
     def attach(self, answers: Answers) -> None:
-        """See :class:`~devipc.hicache.links.EngineLink`."""
+        """See :class:`~devipc.hicache.client.links.EngineLink`."""
         self._session = self._engine.attach(self.instance, answers)
 
     @property
@@ -240,56 +240,56 @@ class LocalLink:
         return self._session
 
     def reader(self) -> IndexReader:
-        """See :class:`~devipc.hicache.links.EngineLink`."""
+        """See :class:`~devipc.hicache.client.links.EngineLink`."""
         return IndexReader(self._local.index.fileno(), epoch=self._local.index.epoch)
 
     def reach(self, pool: PoolMemory) -> tuple[int, ...]:
-        """See :class:`~devipc.hicache.links.EngineLink`: in this process the addresses are the caller's own."""
+        """See :class:`~devipc.hicache.client.links.EngineLink`: in this process the addresses are the caller's own."""
         check_exports(self._local.carrier.device.memory, pool.exports)
         return tuple(ptr for ptr, _ in pool.exports)
 
     def unreach(self, pool: int, timeout_s: float) -> None:
-        """See :class:`~devipc.hicache.links.EngineLink`: there is nothing to take back."""
+        """See :class:`~devipc.hicache.client.links.EngineLink`: there is nothing to take back."""
 
     def ready(self, stream: Stream) -> MarkerPoint:
-        """See :class:`~devipc.hicache.links.EngineLink`."""
+        """See :class:`~devipc.hicache.client.links.EngineLink`."""
         return MarkerPoint(self._local.markers, self._local.carrier.transfer, stream)
 
     def fence(self) -> LocalFence:
-        """See :class:`~devipc.hicache.links.EngineLink`."""
+        """See :class:`~devipc.hicache.client.links.EngineLink`."""
         return LocalFence(self._local.markers, self._local.carrier.transfer)
 
     def word(self, fence: LinkFence) -> CancelFlag:
-        """See :class:`~devipc.hicache.links.EngineLink`."""
+        """See :class:`~devipc.hicache.client.links.EngineLink`."""
         return CancelFlag()
 
     def submit(self, request: Request) -> None:
-        """See :class:`~devipc.hicache.links.EngineLink`."""
+        """See :class:`~devipc.hicache.client.links.EngineLink`."""
         if isinstance(request, Ping):
             self.session.answers.answer(request.op, Event.COMPLETED, Answer())
             return
         self.session.submit(request)
 
     def tell(self, op: int, event: Event) -> None:
-        """See :class:`~devipc.hicache.links.EngineLink`."""
+        """See :class:`~devipc.hicache.client.links.EngineLink`."""
         self.session.tell(op, event)
 
     def ended(self, op: int) -> None:
-        """See :class:`~devipc.hicache.links.EngineLink`: nothing of it is kept here."""
+        """See :class:`~devipc.hicache.client.links.EngineLink`: nothing of it is kept here."""
 
     def wait(self, done: Callable[[], bool], waiters: Waiters, deadline: float) -> bool:
-        """See :class:`~devipc.hicache.links.EngineLink`: the engine's threads bring the answers."""
+        """See :class:`~devipc.hicache.client.links.EngineLink`: the engine's threads bring the answers."""
         return park(done, waiters, deadline)
 
     def attend(self) -> None:
-        """See :class:`~devipc.hicache.links.EngineLink`: the engine's threads call."""
+        """See :class:`~devipc.hicache.client.links.EngineLink`: the engine's threads call."""
 
     def status(self) -> dict[str, object]:
-        """See :class:`~devipc.hicache.links.EngineLink`: nothing could be missing, and nothing is handed over."""
+        """See :class:`~devipc.hicache.client.links.EngineLink`: nothing can be missing, and nothing is handed over."""
         return {"degraded": "", "strategy": "in_process"}
 
     def close(self, timeout_s: float) -> None:
-        """See :class:`~devipc.hicache.links.EngineLink`."""
+        """See :class:`~devipc.hicache.client.links.EngineLink`."""
         deadline = deadline_after(timeout_s)
         if self._session is not None:
             self._session.dying()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from devipc.channel.liveness import own_life
-from devipc.hicache.index import IndexReader, IndexWriter
+from devipc.hicache.tier.index import IndexReader, IndexWriter
 
 
 @pytest.fixture(scope="session", autouse=True)

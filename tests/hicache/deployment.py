@@ -22,14 +22,14 @@ from typing import Any, Protocol, cast
 import devipc.registry
 from devipc.completion import Decision
 from devipc.errors import CompletionTimeout
+from devipc.hicache.client.daemonlink import DaemonLink
 from devipc.hicache.daemon.options import load_config
 from devipc.hicache.daemon.supervisor import Supervisor
-from devipc.hicache.daemonlink import DaemonLink
 from devipc.hicache.engine import Engine, EngineConfig
-from devipc.hicache.hosttier import HostTier
 from devipc.hicache.local import LocalEngine, LocalLink
-from devipc.hicache.planner import Direction
-from devipc.hicache.transport import Way
+from devipc.hicache.planning.planner import Direction
+from devipc.hicache.tier.hosttier import HostTier
+from devipc.hicache.wire.transport import Way
 from devipc.interfaces.backend import Device
 from tests.hicache.engine_with_faults import FOLDER, LEFT, MODULE, NO_SYNC, PIN_NBYTES, Faults, FaultyBackend, Switches
 from tests.hicache.faulty import Failing, FaultyDevice

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from devipc.hicache import fan, forms, jobs, localcopies
+from devipc.hicache.engine import localcopies
 from devipc.hicache.engineproc import process
 from devipc.hicache.engineproc.orders import Orders
-from devipc.hicache.forms import Submitting
-from devipc.hicache.planner import Planner
+from devipc.hicache.moving import fan
+from devipc.hicache.planning import forms
+from devipc.hicache.planning.forms import Submitting
+from devipc.hicache.planning.planner import Planner
+from devipc.hicache.wire import jobs
 
 if TYPE_CHECKING:
     from tests.hicache.engine_with_faults import Switches

@@ -20,7 +20,7 @@ import numpy as np
 from devipc.errors import DevIPCError
 from devipc.hicache.builders import TensorView, mla_token_pool
 from devipc.hicache.layout import encode_layout
-from devipc.hicache.slots import Readiness, Slots
+from devipc.hicache.wire.slots import Readiness, Slots
 from devipc.memfd import round_up
 from devipc.session import Importer
 from tests.hicache.pools import TIMEOUT_S, Gate, PoolMemory, Staging

@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 
 from devipc.errors import DevIPCError
-from devipc.hicache.arena import HostArena
+from devipc.hicache.daemon.remote import EngineProcess, EngineSpawn
+from devipc.hicache.daemon.remotecopies import RemoteClient
+from devipc.hicache.engine.pools import Pool
 from devipc.hicache.layout import decode_layout
-from devipc.hicache.planner import Direction
-from devipc.hicache.pools import Pool
-from devipc.hicache.protocol import Point
-from devipc.hicache.records import Places
-from devipc.hicache.remote import EngineProcess, EngineSpawn
-from devipc.hicache.remotecopies import RemoteClient
+from devipc.hicache.moving.arena import HostArena
+from devipc.hicache.planning.planner import Direction
 from devipc.hicache.requests import RegisterPool
-from devipc.hicache.slots import Slots
+from devipc.hicache.tier.records import Places
+from devipc.hicache.wire.protocol import Point
+from devipc.hicache.wire.slots import Slots
 from devipc.memfd import round_up
 from devipc.wire import Reader
 from tests.hicache.engine_client import ClientProcess, client_process

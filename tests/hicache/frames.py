@@ -12,10 +12,10 @@ from msgspec import Struct
 
 from devipc.channel.hello import encode_error
 from devipc.errors import ResourceExhausted
-from devipc.hicache import protocol as p
-from devipc.hicache.greeting import PROTOCOL_MAX, answer_hello, hello
 from devipc.hicache.layout import Component, Plane, PoolChunk, PoolLayout, Rule, encode_layout
 from devipc.hicache.operations import Event
+from devipc.hicache.wire import protocol as p
+from devipc.hicache.wire.greeting import PROTOCOL_MAX, answer_hello, hello
 from devipc.types import HandleKind
 
 FOLDER = Path(__file__).parent / "recorded"

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 
 from devipc.hicache.layout import Component, Plane, PoolChunk, PoolLayout, Rule
-from devipc.hicache.planner import CopyPlan, Direction, HostPages
+from devipc.hicache.planning.planner import CopyPlan, Direction, HostPages
 from devipc.types import HandleKind
 
 Bytes = npt.NDArray[np.uint8]

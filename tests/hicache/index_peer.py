@@ -12,7 +12,7 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from devipc.hicache.index import IndexReader
+from devipc.hicache.tier.index import IndexReader
 from devipc.memfd import SharedMap
 
 KEY_COUNT = 2048

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from devipc.hicache.api import UNFENCED
+from devipc.hicache.client.ticket import Ticket
 from devipc.hicache.operations import Event, Status
 from devipc.hicache.results import PageResult
-from devipc.hicache.ticket import Ticket
 from tests.hicache.deployment import INPROC, InProcess, chosen
 from tests.hicache.scenario import done
 from tests.hicache.world import TIMEOUT_S, World, until

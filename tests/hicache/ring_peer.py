@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from devipc.errors import PeerGone
-from devipc.hicache.ring import Consumer, Producer
+from devipc.hicache.wire.ring import Consumer, Producer
 from devipc.memfd import SharedMap, validate_memfd
 
 LIMIT_NBYTES = 4096

@@ -21,10 +21,10 @@ from devipc.errors import (
 )
 from devipc.hicache.api import UNFENCED
 from devipc.hicache.builders import BuiltPool
+from devipc.hicache.client.ticket import Ticket
 from devipc.hicache.layout import Component, Plane, PoolChunk, PoolLayout, Rule
 from devipc.hicache.operations import Event, Status
 from devipc.hicache.results import Outcome, PageResult
-from devipc.hicache.ticket import Ticket
 from devipc.interfaces.backend import Device
 from tests.hicache.deployment import INPROC, chosen
 from tests.hicache.scenario import done, filled, refused, scenario

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from devipc.errors import CapabilityError, ResourceExhausted, UsageError
-from devipc.hicache import arena as module
-from devipc.hicache.arena import HostArena, Pinned, budget_nbytes
+from devipc.hicache.moving import arena as module
+from devipc.hicache.moving.arena import HostArena, Pinned, budget_nbytes
 from devipc.host.meminfo import memory_info
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import HostRegistration

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devipc.errors import ResourceExhausted, UsageError
-from devipc.hicache.blocks import ALIGN_NBYTES, BlockSpace
+from devipc.hicache.tier.blocks import ALIGN_NBYTES, BlockSpace
 
 K = 1024
 

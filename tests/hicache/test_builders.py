@@ -11,7 +11,7 @@ import pytest
 from devipc.errors import CapabilityError, UsageError
 from devipc.hicache.builders import BuiltPool, TensorView, block_pool, mla_token_pool, plain_pool, token_pool
 from devipc.hicache.layout import Rule
-from devipc.hicache.planner import Direction, HostPages, Planner
+from devipc.hicache.planning.planner import Direction, HostPages, Planner
 from devipc.types import AllocationInfo, HandleKind, MemoryKind
 
 Array = npt.NDArray[np.uint16]

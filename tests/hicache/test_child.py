@@ -5,8 +5,8 @@ from __future__ import annotations
 import tempfile
 import threading
 
-from devipc.hicache.arena import HostArena
-from devipc.hicache.remote import EngineProcess, EngineSpawn
+from devipc.hicache.daemon.remote import EngineProcess, EngineSpawn
+from devipc.hicache.moving.arena import HostArena
 from tests.hicache.pools import TIMEOUT_S
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from devipc.errors import ClosedError, StaleError, UsageError
-from devipc.hicache import registry
 from devipc.hicache.api import UNFENCED
+from devipc.hicache.client import registry
 from devipc.hicache.operations import Status
 from devipc.interfaces.backend import Device
 from devipc.registry import load_backend

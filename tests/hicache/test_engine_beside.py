@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from devipc.errors import DevIPCError
-from devipc.hicache.planner import Direction
-from devipc.hicache.protocol import Point
-from devipc.hicache.pulse import Pulse, PulseReader
-from devipc.hicache.remotecopies import RemotePool
+from devipc.hicache.daemon.remotecopies import RemotePool
+from devipc.hicache.planning.planner import Direction
 from devipc.hicache.requests import RegisterPool
+from devipc.hicache.wire.protocol import Point
+from devipc.hicache.wire.pulse import Pulse, PulseReader
 from tests.channel.processes import stop
 from tests.hicache.engine_world import EngineWorld, engine_world
 from tests.hicache.pools import until

@@ -13,12 +13,12 @@ import pytest
 
 from devipc.deadline import deadline_after
 from devipc.errors import CompletionTimeout, DevIPCError, DriverError
-from devipc.hicache.arena import HostArena
+from devipc.hicache.engine.localcopies import LocalCarrier
 from devipc.hicache.engineproc.clients import EngineClient
-from devipc.hicache.localcopies import LocalCarrier
-from devipc.hicache.planner import Direction
-from devipc.hicache.pulse import Pulse, PulseReader
-from devipc.hicache.slots import Slots
+from devipc.hicache.moving.arena import HostArena
+from devipc.hicache.planning.planner import Direction
+from devipc.hicache.wire.pulse import Pulse, PulseReader
+from devipc.hicache.wire.slots import Slots
 from devipc.registry import load_backend
 from devipc.session import Importer
 from devipc.session.peer import Peer

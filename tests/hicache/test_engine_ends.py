@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from devipc.errors import CompletionTimeout, DeviceLostError, DevIPCError, PeerGone, ResourceExhausted, StaleError
-from devipc.hicache import jobs as j
-from devipc.hicache.planner import Direction
-from devipc.hicache.protocol import Point
-from devipc.hicache.remote import EngineProcess, EngineSpawn
-from devipc.hicache.remotecopies import RemotePool
+from devipc.hicache.daemon.remote import EngineProcess, EngineSpawn
+from devipc.hicache.daemon.remotecopies import RemotePool
+from devipc.hicache.planning.planner import Direction
+from devipc.hicache.wire import jobs as j
+from devipc.hicache.wire.protocol import Point
 from tests.channel.processes import stop
 from tests.hicache.engine_client import ClientError
 from tests.hicache.engine_with_faults import PIN_NBYTES
@@ -238,8 +238,8 @@ def test_a_module_that_ends_at_once_is_noticed_at_once() -> None:
 
 SUPERVISOR = """
 import sys, time, numpy as np
-from devipc.hicache.arena import HostArena
-from devipc.hicache.remote import EngineProcess, EngineSpawn
+from devipc.hicache.moving.arena import HostArena
+from devipc.hicache.daemon.remote import EngineProcess, EngineSpawn
 arena = HostArena(2**20)
 process = EngineProcess(EngineSpawn(folder=sys.argv[1], module=sys.argv[2]), arena.fileno(), arena.nbytes)
 print(process.pid, flush=True)

@@ -12,12 +12,12 @@ import pytest
 from msgspec.structs import replace
 
 from devipc.errors import BoundsError, DriverError, FencePoisoned, HandleError, StaleError, UsageError
-from devipc.hicache import jobs as j
-from devipc.hicache.planner import Direction
-from devipc.hicache.protocol import Point
-from devipc.hicache.records import Places
-from devipc.hicache.remotecopies import RemoteJob
-from devipc.hicache.slots import Readiness
+from devipc.hicache.daemon.remotecopies import RemoteJob
+from devipc.hicache.planning.planner import Direction
+from devipc.hicache.tier.records import Places
+from devipc.hicache.wire import jobs as j
+from devipc.hicache.wire.protocol import Point
+from devipc.hicache.wire.slots import Readiness
 from tests.hicache.engine_client import ClientProcess
 from tests.hicache.engine_with_faults import NO_SYNC, PIN_NBYTES, Faults
 from tests.hicache.engine_world import PAGES, EngineWorld, contents, engine_world

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from devipc.completion.trial import TrialResponder
-from devipc.hicache.planner import Direction
-from devipc.hicache.pulse import PulseReader
+from devipc.hicache.planning.planner import Direction
+from devipc.hicache.wire.pulse import PulseReader
 from devipc.host.backend import HostBackend
 from devipc.host.transfer import HostTransfer
 from devipc.wire import Writer

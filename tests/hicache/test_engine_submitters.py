@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from devipc.errors import BoundsError, DeviceLostError, DriverError, StaleError
-from devipc.hicache import jobs as j
-from devipc.hicache.planner import Direction
-from devipc.hicache.pools import Pool
+from devipc.hicache.engine.pools import Pool
+from devipc.hicache.planning.planner import Direction
+from devipc.hicache.wire import jobs as j
 from tests.hicache.engine_client import ClientProcess
 from tests.hicache.engine_with_faults import SUBMITTERS
 from tests.hicache.engine_world import PAGES, EngineWorld, contents, engine_world

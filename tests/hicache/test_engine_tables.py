@@ -13,13 +13,13 @@ import pytest
 
 from devipc.errors import DeviceLostError, StaleError
 from devipc.hicache.engine import Engine, EngineConfig
-from devipc.hicache.hosttier import HostTier
-from devipc.hicache.index import IndexWriter
 from devipc.hicache.operations import Event
-from devipc.hicache.protocol import Point
 from devipc.hicache.requests import Answers, Backup, RegisterPool, Restore, UnregisterPool
 from devipc.hicache.results import Answer, PageResult
-from devipc.hicache.slots import Readiness
+from devipc.hicache.tier.hosttier import HostTier
+from devipc.hicache.tier.index import IndexWriter
+from devipc.hicache.wire.protocol import Point
+from devipc.hicache.wire.slots import Readiness
 from tests.channel.processes import stop
 from tests.hicache.engine_client import ClientProcess, keys_of
 from tests.hicache.engine_world import PAGES, EngineWorld, engine_world

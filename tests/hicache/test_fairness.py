@@ -10,10 +10,10 @@ import pytest
 from devipc.channel.liveness import own_life
 from devipc.errors import ResourceExhausted
 from devipc.hicache.api import UNFENCED
+from devipc.hicache.engine.turns import in_turn
 from devipc.hicache.operations import Event, Status
 from devipc.hicache.results import PageResult
-from devipc.hicache.shares import Shares
-from devipc.hicache.turns import in_turn
+from devipc.hicache.tier.shares import Shares
 from devipc.interfaces.backend import Device
 from devipc.registry import load_backend
 from tests.hicache.deployment import DAEMON, INPROC, deployed

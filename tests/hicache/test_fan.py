@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from devipc.errors import DriverError, UsageError
-from devipc.hicache.expand import CopyList
-from devipc.hicache.fan import Fan
-from devipc.hicache.mover import MarkerPool
+from devipc.hicache.moving.fan import Fan
+from devipc.hicache.moving.mover import MarkerPool
+from devipc.hicache.planning.expand import CopyList
 from devipc.host.backend import HostBackend, HostDevice
 from devipc.probe.stage import Stage
 
@@ -153,7 +153,7 @@ def test_something_else_is_done_meanwhile_where_there_are_threads_and_a_list_is_
     rig.fan.meanwhile = lambda: did.append("")
     rig.copy(*rig.pieces())
     assert not did
-    monkeypatch.setattr("devipc.hicache.fan._MEANWHILE_PIECES", PIECES - 99)
+    monkeypatch.setattr("devipc.hicache.moving.fan._MEANWHILE_PIECES", PIECES - 99)
     rig.copy(*rig.pieces())
     rig.transfer.synchronize_stream(rig.stream)
     assert len(did) == (rig.fan.threads > 1)

@@ -14,10 +14,10 @@ import pytest
 
 from devipc.errors import DriverError, ResourceExhausted
 from devipc.hicache.api import UNFENCED
-from devipc.hicache.arena import HostArena
-from devipc.hicache.floor import contiguous_nbytes_per_s, measured_costs, submitting
-from devipc.hicache.localcopies import LocalCarrier
-from devipc.hicache.strips import CostModel
+from devipc.hicache.engine.localcopies import LocalCarrier
+from devipc.hicache.moving.arena import HostArena
+from devipc.hicache.moving.floor import contiguous_nbytes_per_s, measured_costs, submitting
+from devipc.hicache.planning.strips import CostModel
 from devipc.interfaces.backend import Device
 from devipc.registry import load_backend
 from devipc.undoing import note_left
@@ -246,7 +246,7 @@ def test_what_was_made_before_a_failure_is_given_back(
 
     monkeypatch.setattr(device.transfer, "create_stream", counted_create)
     monkeypatch.setattr(device.transfer, "destroy_stream", counted_destroy)
-    monkeypatch.setattr(f"devipc.hicache.localcopies.{failing}", fail)
+    monkeypatch.setattr(f"devipc.hicache.engine.localcopies.{failing}", fail)
     arena = HostArena(2**20)
     with pytest.raises(DriverError):
         LocalCarrier(device, arena)

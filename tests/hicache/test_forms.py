@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devipc.errors import DriverError
-from devipc.hicache.arena import HostArena
-from devipc.hicache.forms import LONG_PIECE, Part, Submitting
+from devipc.hicache.engine.localcopies import LocalCarrier
 from devipc.hicache.layout import PoolLayout
-from devipc.hicache.localcopies import LocalCarrier
-from devipc.hicache.planner import CopyPlan, Direction, HostPages, Planner
-from devipc.hicache.records import Places
-from devipc.hicache.strips import CostModel
+from devipc.hicache.moving.arena import HostArena
+from devipc.hicache.planning.forms import LONG_PIECE, Part, Submitting
+from devipc.hicache.planning.planner import CopyPlan, Direction, HostPages, Planner
+from devipc.hicache.planning.strips import CostModel
+from devipc.hicache.tier.records import Places
 from devipc.host.backend import HostBackend
 from devipc.probe.stage import Stage
 from tests.hicache.geometry import direction_of, places, pools
@@ -246,7 +246,7 @@ def test_only_the_first_list_of_a_job_finds_an_idle_stream(monkeypatch: pytest.M
     arena = HostArena(2**20)
     carrier = LocalCarrier(device, arena)
     copies = carrier.copies(Direction.BACKUP)
-    monkeypatch.setattr("devipc.hicache.mover._PART_RUNS", 2)
+    monkeypatch.setattr("devipc.hicache.moving.mover._PART_RUNS", 2)
     told, put = list[bool](), copies.fan.put
 
     def recorded(*arguments: Any, soon: bool, **options: Any) -> None:
@@ -273,7 +273,7 @@ def test_a_job_is_not_over_while_a_side_stream_may_copy(monkeypatch: pytest.Monk
     arena = HostArena(2**20)
     carrier = LocalCarrier(device, arena)
     copies = carrier.copies(Direction.BACKUP)
-    monkeypatch.setattr("devipc.hicache.fan.PIECES", 4)
+    monkeypatch.setattr("devipc.hicache.moving.fan.PIECES", 4)
     count, layers = 9, 4
     block, layout = Stage(device, 2**18), llama(page_tokens=1, pages=2 * count + 1, layers=layers, row=64)
     planner = Planner(layout, [block.ptr], arena=(arena.address, arena.nbytes), cost=CostModel(call_s=1.0))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devipc.hicache.grouping import Load, cut
+from devipc.hicache.planning.grouping import Load, cut
 
 LAYERS = (1, 2, 4, 8, 17)
 Loads = Callable[[int, int], Load]

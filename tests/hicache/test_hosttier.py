@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devipc.errors import ResourceExhausted, UsageError
-from devipc.hicache.hosttier import HostTier
-from devipc.hicache.index import IndexReader, IndexWriter
-from devipc.hicache.records import I64, Holder, Places, Reservation
 from devipc.hicache.results import PageResult
+from devipc.hicache.tier.hosttier import HostTier
+from devipc.hicache.tier.index import IndexReader, IndexWriter
+from devipc.hicache.tier.records import I64, Holder, Places, Reservation
 
 BLOCK = 1024
 NAMESPACE, OTHER = b"n" * 16, b"o" * 16

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from devipc.hicache.index import IndexReader, IndexWriter
-from devipc.hicache.records import Reservation
 from devipc.hicache.results import PageResult
+from devipc.hicache.tier.index import IndexReader, IndexWriter
+from devipc.hicache.tier.records import Reservation
 from tests.hicache.test_hosttier import BLOCK, NAMESPACE, B, Tier, matrix, names
 
 

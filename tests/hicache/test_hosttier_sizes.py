@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from devipc.hicache.index import IndexReader, IndexWriter
 from devipc.hicache.results import PageResult
-from devipc.hicache.search import Search
+from devipc.hicache.tier.index import IndexReader, IndexWriter
+from devipc.hicache.tier.search import Search
 from tests.hicache.test_hosttier import BLOCK, NAMESPACE, A, B, Tier, matrix, names
 
 SIZES = pytest.mark.parametrize("other", [BLOCK - 1, 2 * BLOCK], ids=["same block", "another block"])

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devipc.errors import CapabilityError, ClosedError, HandleError, UsageError
-from devipc.hicache import indexwords
-from devipc.hicache.index import IndexReader, IndexWriter
+from devipc.hicache.tier import indexwords
+from devipc.hicache.tier.index import IndexReader, IndexWriter
 from devipc.memfd import SharedMap, create_memfd, create_published_memfd
 from tests.hicache.index_peer import all_keys
 

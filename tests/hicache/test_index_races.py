@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from devipc.hicache import index as index_module
-from devipc.hicache.index import ATTEMPTS, IndexReader, IndexWriter
+from devipc.hicache.tier import index as index_module
+from devipc.hicache.tier.index import ATTEMPTS, IndexReader, IndexWriter
 from devipc.memfd import SharedMap, create_memfd
 from tests.hicache.index_peer import KEY_COUNT, STOP_AT, all_keys
 from tests.hicache.test_index import KEY, look

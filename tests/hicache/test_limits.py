@@ -12,7 +12,7 @@ from devipc.errors import UsageError
 from devipc.hicache.api import UNFENCED
 from devipc.hicache.engine import EngineConfig
 from devipc.hicache.operations import Status
-from devipc.hicache.planner import layer_groups
+from devipc.hicache.planning.planner import layer_groups
 from devipc.interfaces.backend import Device
 from devipc.registry import load_backend
 from tests.hicache.scenario import done

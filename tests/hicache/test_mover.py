@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devipc.hicache.arena import HostArena
 from devipc.hicache.layout import Component, Plane, PoolChunk, PoolLayout, Rule
-from devipc.hicache.mover import PinnedMover
-from devipc.hicache.planner import Direction
-from devipc.hicache.records import Places
+from devipc.hicache.moving.arena import HostArena
+from devipc.hicache.moving.mover import PinnedMover
+from devipc.hicache.planning.planner import Direction
+from devipc.hicache.tier.records import Places
 from devipc.host.backend import HostBackend
 from devipc.types import HandleKind
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from devipc.errors import CompletionTimeout
-from devipc.hicache import protocol as p
 from devipc.hicache.daemon.outbox import Outbox
 from devipc.hicache.operations import Event
 from devipc.hicache.results import Answer, PageResult
-from devipc.hicache.transport import Way
+from devipc.hicache.wire import protocol as p
+from devipc.hicache.wire.transport import Way
 from tests.hicache.test_transport import ends
 
 PASSED = (Event.SOURCE_RELEASED, Event.VISIBLE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from devipc.hicache.pace import Pace
+from devipc.hicache.moving.pace import Pace
 
 
 @pytest.mark.parametrize("nbytes", [1, 100, 999, 5000])

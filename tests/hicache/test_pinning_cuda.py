@@ -8,7 +8,7 @@ import pytest
 
 from devipc.errors import DevIPCError
 from devipc.hicache.api import UNFENCED
-from devipc.hicache.arena import HostArena, Pinned
+from devipc.hicache.moving.arena import HostArena, Pinned
 from devipc.registry import load_backend
 from tests.hicache.scenario import done
 from tests.hicache.scenarios_content import two_clients_and_two_pools_get_back_what_they_stored

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devipc.errors import BoundsError, UsageError
-from devipc.hicache.expand import CopyList
-from devipc.hicache.forms import Submitting
 from devipc.hicache.layout import Component, Plane, PoolChunk, PoolLayout, Rule
-from devipc.hicache.planner import CopyPlan, Direction, HostPages, Planner, layer_groups, page_runs
-from devipc.hicache.strips import CostModel, Limits
+from devipc.hicache.planning.expand import CopyList
+from devipc.hicache.planning.forms import Submitting
+from devipc.hicache.planning.planner import CopyPlan, Direction, HostPages, Planner, layer_groups, page_runs
+from devipc.hicache.planning.strips import CostModel, Limits
 from devipc.types import HandleKind
 from tests.hicache.geometry import Places, Pool, direction_of, execute, pairs, places, pools
 

@@ -12,9 +12,6 @@ import numpy as np
 import pytest
 
 from devipc.errors import DevIPCError, HandleError, ProtocolError, ResourceExhausted, UsageError, WireError
-from devipc.hicache import codec
-from devipc.hicache import protocol as p
-from devipc.hicache.greeting import accept_welcome
 from devipc.hicache.operations import ANSWERS, REQUESTS, Event, Kind
 from devipc.hicache.requests import (
     Backup,
@@ -33,6 +30,9 @@ from devipc.hicache.requests import (
     UnregisterPool,
 )
 from devipc.hicache.results import Answer
+from devipc.hicache.wire import codec
+from devipc.hicache.wire import protocol as p
+from devipc.hicache.wire.greeting import accept_welcome
 from tests.hicache.frames import DIGEST, FOLDER, LAYOUT, decoded, greeting, samples, welcome
 from tests.hicache.resident import resident_nbytes
 

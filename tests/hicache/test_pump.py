@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from devipc.errors import DevIPCError, PeerGone, ProtocolError
-from devipc.hicache.pump import Pump
-from devipc.hicache.transport import Offer, Transport, Way, take_offer
-from devipc.hicache.waiting import Waiters, wake
+from devipc.hicache.client.pump import Pump
+from devipc.hicache.wire.transport import Offer, Transport, Way, take_offer
+from devipc.hicache.wire.waiting import Waiters, wake
 
 BACKGROUND = "devipc-hicache-answers"
 

@@ -6,8 +6,8 @@ import pytest
 
 from devipc.completion import ProducerFence, create_fence
 from devipc.errors import ClosedError, UsageError
-from devipc.hicache import readypoints
-from devipc.hicache.readypoints import Forwarder, StreamPoint, StreamPoints
+from devipc.hicache.client import readypoints
+from devipc.hicache.client.readypoints import Forwarder, StreamPoint, StreamPoints
 from devipc.interfaces.transfer import Stream
 from devipc.registry import load_backend
 from devipc.types import Strategy

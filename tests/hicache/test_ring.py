@@ -26,7 +26,7 @@ from devipc.errors import (
     ResourceExhausted,
     UsageError,
 )
-from devipc.hicache.ring import RECHECK_S, Consumer, Producer
+from devipc.hicache.wire.ring import RECHECK_S, Consumer, Producer
 from devipc.memfd import PAGE_NBYTES, create_memfd
 from tests.hicache.resident import resident_nbytes
 from tests.hicache.ring_peer import LIMIT_NBYTES, drop_kicks, payload_of

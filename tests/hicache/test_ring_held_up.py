@@ -14,7 +14,7 @@ from contextlib import suppress
 import pytest
 
 from devipc.errors import CompletionTimeout, ResourceExhausted
-from devipc.hicache.ring import Consumer, Producer
+from devipc.hicache.wire.ring import Consumer, Producer
 
 HEAD = 16
 Pair = tuple[Producer, Consumer]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from devipc.errors import ProtocolError
-from devipc.hicache.ring import Consumer, Producer
+from devipc.hicache.wire.ring import Consumer, Producer
 from devipc.memfd import PAGE_NBYTES
 
 SLOT = 2048

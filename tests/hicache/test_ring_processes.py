@@ -16,7 +16,7 @@ import pytest
 
 from devipc.channel import PeerWatch
 from devipc.errors import CompletionTimeout, PeerGone, ProtocolError, ResourceExhausted
-from devipc.hicache.ring import RECHECK_S, Consumer, Producer
+from devipc.hicache.wire.ring import RECHECK_S, Consumer, Producer
 from tests.hicache.ring_peer import LIMIT_NBYTES, SLOTS, drop_kicks, payload_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from devipc.hicache.arena import HostArena
 from devipc.hicache.layout import Component, Plane, PoolChunk, PoolLayout, Rule
-from devipc.hicache.mover import PinnedMover
-from devipc.hicache.planner import Direction, HostPages
+from devipc.hicache.moving.arena import HostArena
+from devipc.hicache.moving.mover import PinnedMover
+from devipc.hicache.planning.planner import Direction, HostPages
 from devipc.host.backend import HostBackend
 from devipc.types import HandleKind, OpenedExtent
 

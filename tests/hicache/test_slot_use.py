@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from devipc.errors import CompletionTimeout, FencePoisoned, ProtocolError, ResourceExhausted
+from devipc.hicache.client.slotuse import SlotFence, SlotTable, SlotWord
 from devipc.hicache.operations import Kind
-from devipc.hicache.slots import Slots
-from devipc.hicache.slotuse import SlotFence, SlotTable, SlotWord
+from devipc.hicache.wire.slots import Slots
 from devipc.types import PoisonReason
 
 

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from devipc.errors import BoundsError, ClosedError, HandleError, ProtocolError, UsageError
-from devipc.hicache.slots import MAX_SLOTS, Readiness, Slots
+from devipc.hicache.wire.slots import MAX_SLOTS, Readiness, Slots
 from devipc.memfd import PAGE_NBYTES, create_memfd
 from devipc.types import PoisonReason
 
@@ -122,7 +122,7 @@ def test_closing_under_a_user_ends_its_use() -> None:
 
 PEER = f"""
 import sys, time
-from devipc.hicache.slots import Readiness, Slots
+from devipc.hicache.wire.slots import Readiness, Slots
 slots = Slots.open(int(sys.argv[1]))
 deadline = time.monotonic() + 30
 for number in range(1, {ROUNDS} + 1):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from devipc.errors import DeviceLostError, DriverError
-from devipc.hicache.submitters import Submitters, _quota, raise_gravest, submitter_count
+from devipc.hicache.moving.submitters import Submitters, _quota, raise_gravest, submitter_count
 from tests.hicache.pools import until
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from devipc.errors import CompletionTimeout, ResourceExhausted
-from devipc.hicache import arena
 from devipc.hicache.api import UNFENCED, connect
-from devipc.hicache.arena import HostArena
 from devipc.hicache.engine import EngineConfig
 from devipc.hicache.local import LocalEngine
+from devipc.hicache.moving import arena
+from devipc.hicache.moving.arena import HostArena
 from devipc.hicache.operations import Status
 from devipc.hicache.requests import StatusRequest
 from devipc.interfaces.backend import Device

@@ -12,11 +12,11 @@ import pytest
 
 from devipc.errors import ClosedError, CompletionTimeout, DevIPCError, DriverError, PeerGone, UsageError
 from devipc.hicache.api import UNFENCED, FencePoint, connect
+from devipc.hicache.client.ticket import CancelFlag, Ticket
 from devipc.hicache.engine import EngineConfig
 from devipc.hicache.local import LocalEngine
 from devipc.hicache.operations import Event, Kind, Status
 from devipc.hicache.results import Answer, Outcome, PageResult, fresh
-from devipc.hicache.ticket import CancelFlag, Ticket
 from devipc.interfaces.backend import Device
 from devipc.registry import load_backend
 from devipc.types import Strategy

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import pytest
 
 from devipc.errors import CompletionTimeout, HandleError, PeerGone, ResourceExhausted, WireError
-from devipc.hicache.datagrams import MessageTransport
-from devipc.hicache.protocol import MAX_FRAME_NBYTES
-from devipc.hicache.transport import Offer, Transport, Way, take_offer
+from devipc.hicache.wire.datagrams import MessageTransport
+from devipc.hicache.wire.protocol import MAX_FRAME_NBYTES
+from devipc.hicache.wire.transport import Offer, Transport, Way, take_offer
 from devipc.wire import MAX_BODY_NBYTES
 
 SIZES = (0, 1, 100, MAX_BODY_NBYTES - 1, MAX_BODY_NBYTES, MAX_BODY_NBYTES + 1, 3 * MAX_BODY_NBYTES, MAX_FRAME_NBYTES)

@@ -16,15 +16,15 @@ import numpy as np
 
 from devipc.hicache.api import HiCacheClient, PoolHandle
 from devipc.hicache.builders import BuiltPool, TensorView, mla_token_pool, plain_pool, token_pool
+from devipc.hicache.client.ticket import Ticket
 from devipc.hicache.engine import Engine
-from devipc.hicache.engineop import EngineOp
+from devipc.hicache.engine.engineop import EngineOp
+from devipc.hicache.engine.lane import Lane
 from devipc.hicache.keys import Namespace, page_keys
-from devipc.hicache.lane import Lane
 from devipc.hicache.local import LocalEngine
 from devipc.hicache.operations import Event, Side, table_of
 from devipc.hicache.requests import Answers
 from devipc.hicache.results import Answer
-from devipc.hicache.ticket import Ticket
 from devipc.interfaces.backend import Device
 from devipc.interfaces.memory import Allocation
 from devipc.memfd import round_up

@@ -16,8 +16,8 @@ from devipc.channel.link import Link
 from devipc.channel.listener import default_directory
 from devipc.deadline import deadline_after, remaining
 from devipc.errors import ProtocolError
-from devipc.hicache.protocol import LeaveFrame, encode
-from devipc.hicache.transport import LinkKind
+from devipc.hicache.wire.protocol import LeaveFrame, encode
+from devipc.hicache.wire.transport import LinkKind
 
 __all__ = ["ask_drain", "ask_status", "default_socket"]
 

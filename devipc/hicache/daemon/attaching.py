@@ -23,16 +23,16 @@ from devipc.errors import (
     ResourceExhausted,
     UsageError,
 )
-from devipc.hicache import protocol as p
 from devipc.hicache.daemon.client import AttachedClient, Host, OperationNumbers
 from devipc.hicache.daemon.keeper import Life
 from devipc.hicache.daemon.options import DaemonConfig
-from devipc.hicache.greeting import FEATURES, answer_hello
-from devipc.hicache.index import IndexWriter
-from devipc.hicache.remotecopies import RemoteClient
+from devipc.hicache.daemon.remotecopies import RemoteClient
 from devipc.hicache.requests import CancelWord, CompletionFence, ReadyPoint
 from devipc.hicache.results import fresh
-from devipc.hicache.transport import Taken, Way, take_offer
+from devipc.hicache.tier.index import IndexWriter
+from devipc.hicache.wire import protocol as p
+from devipc.hicache.wire.greeting import FEATURES, answer_hello
+from devipc.hicache.wire.transport import Taken, Way, take_offer
 
 __all__ = ["Clients"]
 
@@ -46,17 +46,17 @@ class _Numbers(OperationNumbers):
         self.op = 0
 
     def ready(self, point: p.ReadyForm, slot: int) -> ReadyPoint:
-        """See :class:`~devipc.hicache.codec.Named`."""
+        """See :class:`~devipc.hicache.wire.codec.Named`."""
         if point is True:
             return self._remote.ready(None)
         return self._remote.ready(point or None, slot)
 
     def fence(self, slot: int) -> CompletionFence:
-        """See :class:`~devipc.hicache.codec.Named`."""
+        """See :class:`~devipc.hicache.wire.codec.Named`."""
         return self._remote.fence(slot, self.op)
 
     def cancel(self, slot: int) -> CancelWord:
-        """See :class:`~devipc.hicache.codec.Named`."""
+        """See :class:`~devipc.hicache.wire.codec.Named`."""
         return self._remote.cancel(slot)
 
 
@@ -112,7 +112,7 @@ class Clients:
                 del self._by_id[client.client]
 
     def hello(self, link: Link, message: Message) -> Reply:
-        """Answer the greeting of a client; see :class:`~devipc.hicache.transport.LinkKind`. Blocks."""
+        """Answer the greeting of a client; see :class:`~devipc.hicache.wire.transport.LinkKind`. Blocks."""
         theirs = p.decode_hello(message.body)
         if self._host.refusal is not None:
             raise fresh(self._host.refusal)

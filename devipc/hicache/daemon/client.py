@@ -18,14 +18,14 @@ import numpy as np
 from devipc.channel.link import Link, PeerState
 from devipc.deadline import deadline_after, no_thread, remaining
 from devipc.errors import ClosedError, CompletionTimeout, DevIPCError, HandleError, PeerGone, ProtocolError, WireError
-from devipc.hicache import protocol as p
-from devipc.hicache.codec import Named, request_of
 from devipc.hicache.daemon.outbox import Outbox
+from devipc.hicache.engine.session import Session
 from devipc.hicache.operations import Event
 from devipc.hicache.requests import Answers
 from devipc.hicache.results import Answer, PageResult
-from devipc.hicache.session import Session
-from devipc.hicache.transport import Transport
+from devipc.hicache.wire import protocol as p
+from devipc.hicache.wire.codec import Named, request_of
+from devipc.hicache.wire.transport import Transport
 from devipc.types import PoisonReason
 
 __all__ = ["AttachedClient", "Host", "OperationNumbers"]

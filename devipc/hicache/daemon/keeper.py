@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from devipc.channel.listener import remove_leftovers
 from devipc.deadline import no_thread
 from devipc.errors import DeviceLostError, DevIPCError
-from devipc.hicache.arena import HostArena
 from devipc.hicache.daemon.options import DaemonConfig
-from devipc.hicache.engine import Engine
-from devipc.hicache.hosttier import HostTier
-from devipc.hicache.remote import EngineProcess, EngineSpawn
+from devipc.hicache.daemon.remote import EngineProcess, EngineSpawn
+from devipc.hicache.engine.transferengine import Engine
+from devipc.hicache.moving.arena import HostArena
+from devipc.hicache.tier.hosttier import HostTier
 
 __all__ = ["Account", "Keeper", "Life"]
 

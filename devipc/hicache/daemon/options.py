@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from devipc.errors import UsageError
-from devipc.hicache.engine import EngineConfig
+from devipc.hicache.engine.transferengine import EngineConfig
 from devipc.hicache.policy import WritePolicy
 
 __all__ = ["FILE_VARIABLE", "OPTIONS", "PREFIX", "DaemonConfig", "Option", "load_config", "option_table", "parse_size"]

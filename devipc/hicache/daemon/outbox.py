@@ -11,11 +11,11 @@ import threading
 from collections import Counter, deque
 
 from devipc.errors import CompletionTimeout, DevIPCError, ResourceExhausted
-from devipc.hicache import protocol as p
-from devipc.hicache.codec import frame_of_answer
 from devipc.hicache.operations import Event
 from devipc.hicache.results import Answer
-from devipc.hicache.transport import Transport
+from devipc.hicache.wire import protocol as p
+from devipc.hicache.wire.codec import frame_of_answer
+from devipc.hicache.wire.transport import Transport
 from devipc.wire import MAX_BODY_NBYTES
 
 __all__ = ["Outbox"]

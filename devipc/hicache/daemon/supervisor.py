@@ -21,7 +21,6 @@ from devipc.channel.link import Link, Reply
 from devipc.channel.message import Message
 from devipc.deadline import deadline_after, remaining
 from devipc.errors import ClosedError, CompletionTimeout, DevIPCError, PeerRefused, ResourceExhausted, StaleError
-from devipc.hicache.arena import HostArena
 from devipc.hicache.daemon.admin import default_socket
 from devipc.hicache.daemon.attaching import Clients
 from devipc.hicache.daemon.client import AttachedClient, Host
@@ -29,11 +28,12 @@ from devipc.hicache.daemon.gate import Gate
 from devipc.hicache.daemon.keeper import Keeper, Life
 from devipc.hicache.daemon.options import DaemonConfig
 from devipc.hicache.daemon.watchdog import Watchdog
-from devipc.hicache.hosttier import HostTier
-from devipc.hicache.index import IndexWriter
+from devipc.hicache.moving.arena import HostArena
 from devipc.hicache.operations import Kind
-from devipc.hicache.protocol import decode_leave
-from devipc.hicache.transport import LinkKind
+from devipc.hicache.tier.hosttier import HostTier
+from devipc.hicache.tier.index import IndexWriter
+from devipc.hicache.wire.protocol import decode_leave
+from devipc.hicache.wire.transport import LinkKind
 
 __all__ = ["SCHEMA", "Supervisor"]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from devipc.hicache.daemon.client import AttachedClient
 from devipc.hicache.daemon.keeper import Keeper, Life
-from devipc.hicache.hosttier import HostTier
+from devipc.hicache.tier.hosttier import HostTier
 
 __all__ = ["Watchdog"]
 

@@ -18,14 +18,14 @@ from devipc.channel.link import PeerState
 from devipc.completion import Fence
 from devipc.deadline import deadline_after, remaining
 from devipc.errors import BoundsError, ClosedError, CompletionTimeout, DevIPCError, PeerGone, StaleError, UsageError
+from devipc.hicache.engine.localcopies import LocalCarrier
 from devipc.hicache.engineproc.exporter import ClientExporter
 from devipc.hicache.engineproc.timeline import Timeline
 from devipc.hicache.layout import PoolLayout
-from devipc.hicache.localcopies import LocalCarrier
-from devipc.hicache.planner import Direction, Planner
-from devipc.hicache.pulse import Pulse
+from devipc.hicache.planning.planner import Direction, Planner
 from devipc.hicache.results import defect, fresh
-from devipc.hicache.slots import Slots
+from devipc.hicache.wire.pulse import Pulse
+from devipc.hicache.wire.slots import Slots
 from devipc.interfaces.backend import Backend
 from devipc.mappings import MappingCache
 from devipc.session import RemoteMemory

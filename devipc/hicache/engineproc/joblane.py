@@ -17,15 +17,15 @@ from dataclasses import dataclass
 
 from devipc.channel.hello import encode_error
 from devipc.errors import CompletionTimeout, DevIPCError
-from devipc.hicache import jobs as j
+from devipc.hicache.engine.localcopies import LocalCopies, LocalJob
 from devipc.hicache.engineproc.clients import Clients, EngineClient, MappedPool
 from devipc.hicache.engineproc.orders import CopyOrder, Orders, RefusedOrder
 from devipc.hicache.engineproc.timeline import JobFence, Timeline
-from devipc.hicache.localcopies import LocalCopies, LocalJob
-from devipc.hicache.planner import Direction
-from devipc.hicache.pulse import Pulse
+from devipc.hicache.planning.planner import Direction
 from devipc.hicache.results import defect
-from devipc.hicache.ring import Consumer
+from devipc.hicache.wire import jobs as j
+from devipc.hicache.wire.pulse import Pulse
+from devipc.hicache.wire.ring import Consumer
 
 __all__ = ["JobLane", "Rates"]
 

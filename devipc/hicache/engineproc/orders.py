@@ -10,14 +10,14 @@ import contextlib
 from dataclasses import dataclass
 
 from devipc.errors import DevIPCError, StaleError
-from devipc.hicache import jobs as j
+from devipc.hicache.engine.localcopies import LocalCopies, PlannedAhead
 from devipc.hicache.engineproc.clients import Clients, EngineClient, MappedPool
 from devipc.hicache.engineproc.timeline import Timeline
-from devipc.hicache.localcopies import LocalCopies, PlannedAhead
-from devipc.hicache.planner import Direction
-from devipc.hicache.records import Places
+from devipc.hicache.planning.planner import Direction
 from devipc.hicache.requests import PageIds
-from devipc.hicache.ring import Consumer
+from devipc.hicache.tier.records import Places
+from devipc.hicache.wire import jobs as j
+from devipc.hicache.wire.ring import Consumer
 
 __all__ = ["CopyOrder", "Orders", "RefusedOrder"]
 

@@ -24,17 +24,17 @@ from devipc.channel.hello import encode_error
 from devipc.channel.link import Link, PeerState, Reply
 from devipc.deadline import deadline_after, remaining
 from devipc.errors import ClosedError, CompletionTimeout, DevIPCError, ResourceExhausted, UsageError
-from devipc.hicache import jobs as j
-from devipc.hicache.arena import HostArena
+from devipc.hicache.engine.localcopies import LocalCarrier
 from devipc.hicache.engineproc.clients import Clients, EngineClient
 from devipc.hicache.engineproc.joblane import JobLane
 from devipc.hicache.engineproc.watch import Watcher
-from devipc.hicache.localcopies import LocalCarrier
-from devipc.hicache.planner import Direction
-from devipc.hicache.pulse import WATCHED, Pulse
-from devipc.hicache.ring import RING_FDS, Consumer, Producer
-from devipc.hicache.slots import Slots
-from devipc.hicache.submitters import submitter_count
+from devipc.hicache.moving.arena import HostArena
+from devipc.hicache.moving.submitters import submitter_count
+from devipc.hicache.planning.planner import Direction
+from devipc.hicache.wire import jobs as j
+from devipc.hicache.wire.pulse import WATCHED, Pulse
+from devipc.hicache.wire.ring import RING_FDS, Consumer, Producer
+from devipc.hicache.wire.slots import Slots
 from devipc.interfaces.backend import Backend
 
 __all__ = ["EngineMain", "main"]

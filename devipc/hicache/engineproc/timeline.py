@@ -10,7 +10,7 @@ import logging
 
 from devipc.completion import Fence
 from devipc.errors import ClosedError, DeviceLostError, DevIPCError, DriverError, ResourceExhausted
-from devipc.hicache.slots import Slots
+from devipc.hicache.wire.slots import Slots
 from devipc.interfaces.transfer import Stream
 from devipc.types import PoisonReason
 

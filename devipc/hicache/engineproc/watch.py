@@ -16,13 +16,13 @@ from devipc.channel.hello import encode_error
 from devipc.completion import Fence
 from devipc.deadline import no_thread
 from devipc.errors import CompletionTimeout, DevIPCError, FencePoisoned
-from devipc.hicache import jobs as j
 from devipc.hicache.engineproc.clients import Clients, EngineClient
 from devipc.hicache.layout import decode_layout
-from devipc.hicache.pulse import Pulse
 from devipc.hicache.results import defect
-from devipc.hicache.ring import Consumer
-from devipc.hicache.slots import Readiness
+from devipc.hicache.wire import jobs as j
+from devipc.hicache.wire.pulse import Pulse
+from devipc.hicache.wire.ring import Consumer
+from devipc.hicache.wire.slots import Readiness
 from devipc.wire import Reader
 
 __all__ = ["Watcher"]

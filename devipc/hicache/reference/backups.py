@@ -14,12 +14,12 @@ import numpy.typing as npt
 
 from devipc.errors import CompletionTimeout, DevIPCError
 from devipc.hicache.api import HiCacheClient, PoolHandle
+from devipc.hicache.client.ticket import Ticket
 from devipc.hicache.keys import KEY_NBYTES
 from devipc.hicache.operations import Event
 from devipc.hicache.reference.handles import CacheExtentRef
 from devipc.hicache.reference.pagetable import PageTable
 from devipc.hicache.requests import ReadyPoint
-from devipc.hicache.ticket import Ticket
 
 __all__ = ["Backups", "keys_of"]
 

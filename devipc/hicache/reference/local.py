@@ -21,6 +21,7 @@ import torch
 
 from devipc.errors import ClosedError, DevIPCError, StaleError, UsageError
 from devipc.hicache.api import UNFENCED, HiCacheClient, PoolHandle
+from devipc.hicache.client.ticket import Ticket
 from devipc.hicache.keys import KEY_NBYTES, Namespace
 from devipc.hicache.operations import Status
 from devipc.hicache.reference.backups import Backups, keys_of
@@ -40,7 +41,6 @@ from devipc.hicache.reference.runtime import (
 )
 from devipc.hicache.reference.throttle import BackupThrottle
 from devipc.hicache.requests import ReadyPoint
-from devipc.hicache.ticket import Ticket
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import Stream
 

@@ -20,8 +20,8 @@ import numpy.typing as npt
 from devipc.errors import DevIPCError
 from devipc.hicache.api import UNFENCED, connect
 from devipc.hicache.builders import TensorView, token_pool
+from devipc.hicache.client.ticket import Ticket
 from devipc.hicache.keys import Namespace, page_keys
-from devipc.hicache.ticket import Ticket
 from devipc.integrations import ForeignBuffer, ViewKeeper
 from devipc.registry import load_backend
 

@@ -56,7 +56,7 @@ def made_from(spec: RuntimeSpec) -> Iterator[LocalGPURuntime]:
     import torch
 
     from devipc.hicache.api import connect
-    from devipc.hicache.engine import EngineConfig
+    from devipc.hicache.engine.transferengine import EngineConfig
     from devipc.hicache.reference.local import LocalGPURuntime
     from devipc.hicache.reference.weights import LLAMA_3_8B, TINY, load_smollm2, random_weights
     from devipc.registry import load_backend

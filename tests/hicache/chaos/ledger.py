@@ -16,7 +16,7 @@ from typing import Any
 from devipc.hicache.daemon import keeper
 from devipc.hicache.daemon.options import load_config
 from devipc.hicache.daemon.serve import serve
-from devipc.hicache.engineop import EngineOp
+from devipc.hicache.engine.engineop import EngineOp
 
 _LINE = struct.Struct("<QB")
 _BEGAN, _ENDED = 0, 1

@@ -21,8 +21,8 @@ import numpy as np
 
 from devipc.errors import DevIPCError, PeerGone, StaleError
 from devipc.hicache.api import UNFENCED, PoolHandle
+from devipc.hicache.client.ticket import Ticket
 from devipc.hicache.operations import Event, Kind, Status
-from devipc.hicache.ticket import Ticket
 from tests.hicache.daemon.scheduler import PAGES, Scheduler, SchedulerProcess, obey
 from tests.hicache.pools import POISON, SENTINEL, TIMEOUT_S, PoolMemory
 

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from devipc.channel.link import Link
-from devipc.hicache import protocol as p
 from devipc.hicache.daemon.admin import ask_status
-from devipc.hicache.greeting import hello
-from devipc.hicache.slots import Slots
-from devipc.hicache.transport import LinkKind, Offer, Transport, Way
+from devipc.hicache.wire import protocol as p
+from devipc.hicache.wire.greeting import hello
+from devipc.hicache.wire.slots import Slots
+from devipc.hicache.wire.transport import LinkKind, Offer, Transport, Way
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = str(Path(sys.executable).with_name("devipc"))

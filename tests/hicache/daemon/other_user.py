@@ -10,10 +10,10 @@ from typing import Any
 
 from devipc.channel.link import Link
 from devipc.errors import DevIPCError
-from devipc.hicache import protocol as p
-from devipc.hicache.greeting import hello
-from devipc.hicache.slots import Slots
-from devipc.hicache.transport import LinkKind, Offer, Way
+from devipc.hicache.wire import protocol as p
+from devipc.hicache.wire.greeting import hello
+from devipc.hicache.wire.slots import Slots
+from devipc.hicache.wire.transport import LinkKind, Offer, Way
 from tests.hicache.daemon.daemons import TIMEOUT_S
 
 

@@ -19,8 +19,8 @@ import numpy as np
 from devipc.errors import DevIPCError, PeerGone
 from devipc.hicache.api import PoolHandle, connect
 from devipc.hicache.builders import BuiltPool, TensorView, mla_token_pool, token_pool
+from devipc.hicache.client.ticket import Ticket
 from devipc.hicache.keys import Namespace, page_keys
-from devipc.hicache.ticket import Ticket
 from devipc.memfd import round_up
 from devipc.registry import load_backend
 from tests.hicache.pools import PoolMemory, Staging

@@ -15,9 +15,9 @@ import pytest
 
 from devipc.errors import CompletionTimeout, FencePoisoned, PeerGone
 from devipc.hicache.api import UNFENCED, HiCacheClient, connect
+from devipc.hicache.client.ticket import Ticket
 from devipc.hicache.operations import Event, Status
 from devipc.hicache.results import PageResult
-from devipc.hicache.ticket import Ticket
 from devipc.interfaces.backend import Device
 from devipc.registry import load_backend
 from tests.channel.processes import stop

@@ -16,11 +16,11 @@ import pytest
 
 from devipc.channel.link import Link
 from devipc.errors import CapabilityError, DevIPCError, ResourceExhausted, UsageError
-from devipc.hicache import protocol as p
-from devipc.hicache.greeting import hello
 from devipc.hicache.operations import Event
-from devipc.hicache.slots import Slots
-from devipc.hicache.transport import LinkKind, Offer, Transport, Way
+from devipc.hicache.wire import protocol as p
+from devipc.hicache.wire.greeting import hello
+from devipc.hicache.wire.slots import Slots
+from devipc.hicache.wire.transport import LinkKind, Offer, Transport, Way
 from devipc.memfd import PAGE_NBYTES, create_memfd
 from tests.hicache.daemon.daemons import TIMEOUT_S, Daemon, RawClient, daemon, until
 

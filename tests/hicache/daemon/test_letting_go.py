@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from devipc.errors import CompletionTimeout, DevIPCError
-from devipc.hicache import desk, registry
 from devipc.hicache.api import UNFENCED, HiCacheClient, PoolHandle, connect
+from devipc.hicache.client import desk, registry
 from devipc.hicache.requests import UnregisterPool
 from devipc.interfaces.backend import Device
 from devipc.registry import load_backend

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from devipc.errors import DevIPCError
-from devipc.hicache import protocol as p
 from devipc.hicache.api import UNFENCED, connect
 from devipc.hicache.operations import Event, Status
-from devipc.hicache.transport import Way
+from devipc.hicache.wire import protocol as p
+from devipc.hicache.wire.transport import Way
 from devipc.registry import load_backend
 from tests.hicache.daemon.daemons import RawClient, daemon, until
 from tests.hicache.daemon.test_attaching_again import Scene

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from devipc.hicache import readypoints
 from devipc.hicache.api import connect
+from devipc.hicache.client import readypoints
 from devipc.hicache.results import PageResult
 from devipc.registry import load_backend
 from tests.hicache.daemon.daemons import daemon

@@ -17,8 +17,8 @@ import pytest
 
 from devipc.channel.link import Link
 from devipc.errors import DevIPCError
-from devipc.hicache import protocol as p
 from devipc.hicache.operations import Event
+from devipc.hicache.wire import protocol as p
 from tests.hicache.daemon import engine_that_holds_memory
 from tests.hicache.daemon.daemons import SCRIPT, TIMEOUT_S, Daemon, RawClient, alive, daemon, run, until
 from tests.simulator import build, control

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from devipc.hicache import protocol as p
 from devipc.hicache.operations import Event
+from devipc.hicache.wire import protocol as p
 from tests.hicache.daemon.daemons import TIMEOUT_S, Daemon, RawClient
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -19,20 +19,20 @@ FOLDER = "DEVIPC_TEST_TRACE"
 MODULE = "backends.cuda.tests.hardware.hicache_trace"
 SUPERVISOR = (
     ("devipc.hicache.daemon.client:AttachedClient._submit", "supervisor: takes the request"),
-    ("devipc.hicache.transfers:_TransferOp._start_when_ready", "supervisor: looks whether it may start"),
-    ("devipc.hicache.hosttier:HostTier.reserve", "supervisor: reserves"),
-    ("devipc.hicache.remotecopies:RemoteCopies.start", "supervisor: orders the copies"),
-    ("devipc.hicache.remotecopies:RemoteCarrier._heard", "supervisor: hears a report"),
-    ("devipc.hicache.hosttier:HostTier.commit", "supervisor: publishes"),
+    ("devipc.hicache.engine.transfers:_TransferOp._start_when_ready", "supervisor: looks whether it may start"),
+    ("devipc.hicache.tier.hosttier:HostTier.reserve", "supervisor: reserves"),
+    ("devipc.hicache.daemon.remotecopies:RemoteCopies.start", "supervisor: orders the copies"),
+    ("devipc.hicache.daemon.remotecopies:RemoteCarrier._heard", "supervisor: hears a report"),
+    ("devipc.hicache.tier.hosttier:HostTier.commit", "supervisor: publishes"),
     ("devipc.hicache.daemon.outbox:Outbox._send", "supervisor: answers"),
 )
 ENGINE = (
     ("devipc.hicache.engineproc.watch:Watcher._watch", "engine: is asked to watch"),
     ("devipc.hicache.engineproc.joblane:JobLane._begin", "engine: carries the order out"),
-    ("devipc.hicache.planner:Planner.plan", "engine: plans"),
-    ("devipc.hicache.fan:Fan.put", "engine: submits"),
+    ("devipc.hicache.planning.planner:Planner.plan", "engine: plans"),
+    ("devipc.hicache.moving.fan:Fan.put", "engine: submits"),
     ("devipc.hicache.engineproc.timeline:Timeline.signal", "engine: signals"),
-    ("devipc.hicache.localcopies:LocalJob.poll", "engine: asks the marker"),
+    ("devipc.hicache.engine.localcopies:LocalJob.poll", "engine: asks the marker"),
     ("devipc.hicache.engineproc.process:_Parts._report", "engine: reports"),
 )
 notes: list[tuple[str, int, int]] = []

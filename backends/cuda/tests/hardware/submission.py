@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 
 from devipc.bench.pools import GEOMETRIES, Pinned, Pool
-from devipc.hicache.fan import Fan
-from devipc.hicache.mover import MarkerPool
-from devipc.hicache.planner import Direction, HostPages, Planner
-from devipc.hicache.strips import CostModel
+from devipc.hicache.moving.fan import Fan
+from devipc.hicache.moving.mover import MarkerPool
+from devipc.hicache.planning.planner import Direction, HostPages, Planner
+from devipc.hicache.planning.strips import CostModel
 from devipc.spi import HandleKind
 
 from . import evidence
