@@ -5,17 +5,24 @@ Owns the rules about legal waits. How the value is learnt is its half's business
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Callable
+
 from devipc.completion.fence import Fence
 from devipc.completion.half import ConsumerHalf
 from devipc.completion.page import FencePage, LineState, check_value
-from devipc.errors import CompletionTimeout, UsageError
+from devipc.errors import ClosedError, CompletionTimeout, UsageError
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import Stream
-from devipc.types import Strategy
+from devipc.types import PoisonReason, Strategy
 
 __all__ = ["ConsumerFence"]
 
 _ISSUED_PAUSE_S = 5e-3
+_LOOK_AGAIN_S = 1e-3
+_PATIENCE_S = 0.25
+"""How long waits on streams have, of a consumer that the producer has dropped, before all are poisoned for them."""
 
 
 class ConsumerFence(Fence):
@@ -109,6 +116,46 @@ class ConsumerFence(Fence):
             return True
         self._raise_if_poisoned()
         return False
+
+    def poison(self, reason: PoisonReason, *, writer_gone: Callable[[], bool] | None = None) -> None:
+        """Release all waiters, in all processes; see :meth:`~devipc.completion.fence.Fence.poison`.
+
+        Only its own when a producer that lives on (``CLOSED``) has dropped this consumer: the fence goes on for the
+        others. When streams of this process still wait for it a moment later, all are: nobody would tell them of the
+        producer's death any more.
+        """
+        self._guard()
+        if reason is not PoisonReason.CLOSED or self._page.line_state(self._line) is not LineState.DROPPED:
+            super().poison(reason, writer_gone=writer_gone)
+            return
+        self._page.kick()
+        if self.waits_on_device:
+            self._ticker.wake(self._free_streams(reason, writer_gone))
+
+    def _free_streams(self, reason: PoisonReason, writer_gone: Callable[[], bool] | None) -> Callable[[], float | None]:
+        deadline = time.monotonic() + _PATIENCE_S
+
+        def look() -> float | None:
+            with self._asking:
+                if self._releasing or self._half.drained():
+                    return None
+            if time.monotonic() < deadline:
+                return _LOOK_AGAIN_S
+            with contextlib.suppress(ClosedError):  # whoever closes poisons by itself
+                super(ConsumerFence, self).poison(reason, writer_gone=writer_gone)
+            return None
+
+        return look
+
+    def _poisoned(self, value: int) -> PoisonReason | None:
+        """Also closed when the producer does not count on this consumer any more, and reuses what it has not seen.
+
+        The line is loaded behind the value: what was stored for others after the line was dropped is not believed.
+        """
+        reason = super()._poisoned(value)
+        if reason is None and self._page.line_state(self._line) is not LineState.OPEN:
+            reason = self._poison = PoisonReason.CLOSED
+        return reason
 
     def _depart(self) -> None:
         if self._page.line_state(self._line) is LineState.OPEN:

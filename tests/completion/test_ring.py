@@ -89,6 +89,33 @@ def test_a_handle_that_nobody_opened_holds_the_ring_until_it_is_dropped(device: 
         late.close()
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_dropped_consumer_takes_no_value_for_reached_whose_slot_was_recorded_again(
+    device: Device, monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    """It is dropped between its look at the event and its look at what the event stands for."""
+    stream = stream_of(device)
+    query = HostEvents.query
+    with pair(device, Strategy.EVENT, ring=1) as (producer, consumer):
+        producer.signal(stream, 1)
+        producer.synchronize(1, 5.0)
+
+        def late(events: HostEvents, event: Any) -> bool:
+            done = query(events, event)
+            monkeypatch.undo()
+            producer.drop_consumer(1, gone=gone)
+            hold(stream)
+            producer.signal(stream, 2)
+            return done
+
+        monkeypatch.setattr(HostEvents, "query", late)
+        with pytest.raises(FencePoisoned) as caught:
+            consumer.query(2)
+        assert caught.value.code == "closed"
+        assert not producer.query(2)
+        stream.resume()
+
+
 def test_late_consumers_begin_where_the_ring_is(device: Device) -> None:
     """Values have gaps, so a slot's number is not the value modulo the ring."""
     stream = stream_of(device)

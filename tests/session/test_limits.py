@@ -14,8 +14,17 @@ import pytest
 
 from devipc.completion import create_fence, open_fence
 from devipc.deadline import call_with_deadline
-from devipc.errors import ClosedError, CompletionTimeout, HandleError, PeerGone, ResourceExhausted, UsageError
+from devipc.errors import (
+    ClosedError,
+    CompletionTimeout,
+    FencePoisoned,
+    HandleError,
+    PeerGone,
+    ResourceExhausted,
+    UsageError,
+)
 from devipc.mappings import MappingCache, local_exports
+from devipc.probe.stage import Stage
 from devipc.registry import load_backend
 from devipc.session import Exporter, Importer, PeerState, shares
 from devipc.session.shares import ShareTable
@@ -207,6 +216,26 @@ def test_what_comes_in_while_the_session_closes_is_given_back(monkeypatch: pytes
         with pytest.raises((ClosedError, HandleError)):
             exporter.share("late", block)
         assert exporter.shares.names() == []
+
+
+@pytest.mark.parametrize("strategy", list(Strategy))
+def test_hanging_up_on_one_peer_leaves_the_fences_of_the_others_alone(strategy: Strategy) -> None:
+    with Exporter(timeout_s=TIMEOUT_S) as exporter, Stage(exporter.device, 1) as stage:
+        fence = exporter.create_fence("fence", strategy=strategy)
+        with Importer(exporter.path, timeout_s=TIMEOUT_S) as leaves:
+            first = exporter.wait_peer()
+            with Importer(exporter.path, timeout_s=TIMEOUT_S) as stays:
+                theirs, kept = leaves.open_fence("fence"), stays.open_fence("fence")
+                fence.signal(stage.stream, 1)
+                kept.synchronize(1, TIMEOUT_S)
+                first.close()
+                assert eventually(lambda: leaves.state is PeerState.CLOSED)
+                with pytest.raises(FencePoisoned):
+                    theirs.synchronize(2, TIMEOUT_S)
+                for n in range(2, 20):
+                    fence.signal(stage.stream, n)
+                    kept.synchronize(n, TIMEOUT_S)
+                assert exporter.peers == (exporter.wait_peer(),)
 
 
 def test_events_that_nobody_takes_do_not_pile_up(exporter: Exporter) -> None:
