@@ -11,7 +11,7 @@ import fcntl
 import os
 import struct
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -247,13 +247,7 @@ class HostMemory:
             inodes = [self._exported.pop(fd, None) for fd in extent.fds]
         if None in inodes:
             raise ClosedError("this export was released already, or was not made here", remedy="release it once")
-        for fd, inode in zip(extent.fds, inodes, strict=True):
-            try:
-                ours = os.fstat(fd).st_ino == inode
-            except OSError:
-                continue
-            if ours:
-                os.close(fd)
+        _close_exported(zip(extent.fds, inodes, strict=True))
 
     def open(self, extent: ExportedExtent) -> OpenedExtent:
         """Map a peer's extent. Every file is checked (seals, inode, size) before anything is mapped."""
@@ -275,8 +269,11 @@ class HostMemory:
         return tuple(OpenedExtent(found.start, found.nbytes, found, found.region) for found in made)
 
     def close_all(self) -> None:
-        """Give back what the caller left, when the device is closed."""
+        """Give back what the caller left, when the device is closed: exports too, which nobody can release then."""
         found = [left for left in self._driver.ranges.shut() if left.kind is not MemoryKind.HOST]
+        with self._lock:
+            exported, self._exported = self._exported, {}
+        _close_exported(exported.items())
         try_each([partial(self._give_back, left) for left in found])
 
 
@@ -297,6 +294,17 @@ def _duplicate(block: _Block) -> int:
         raise ResourceExhausted(
             f"no descriptor left for an export ({error.strerror})", code="fds", remedy="raise `ulimit -n`"
         ) from error
+
+
+def _close_exported(fds: Iterable[tuple[int, int | None]]) -> None:
+    """Close descriptors that are still the files with these inodes."""
+    for fd, inode in fds:
+        try:
+            ours = os.fstat(fd).st_ino == inode
+        except OSError:
+            continue
+        if ours:
+            os.close(fd)
 
 
 def _checked_parts(extent: ExportedExtent) -> list[Part]:

@@ -13,6 +13,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -25,7 +26,6 @@ from devipc.deadline import deadline_after, remaining
 from devipc.errors import (
     ClosedError,
     CompletionTimeout,
-    DevIPCError,
     ForkError,
     UsageError,
 )
@@ -39,6 +39,7 @@ from devipc.session.messages import STRATEGY_FACT, encode_offers
 from devipc.session.peer import Peer
 from devipc.session.shares import Share, ShareTable
 from devipc.types import HandleKind, Strategy
+from devipc.undoing import try_each
 
 __all__ = ["Endpoint", "PeerEvent"]
 
@@ -322,17 +323,20 @@ class Endpoint(ABC):
         deadline = deadline_after(timeout_s)
         with self._lock:
             peers = list(self._peers)
+        kept: list[Share] = []
         # What this side consumes goes first: the other side's close may be waiting for it, as ours does for theirs.
-        for peer in peers:
-            peer.close_fences(timeout_s=remaining(deadline) / 2)
-        self.fences.close(timeout_s=remaining(deadline) / 2)
-        still_mapped = self._finish_shares(deadline)
-        for peer in peers:
-            peer.close(timeout_s=min(2.0, remaining(deadline)))
-        self._free_allocations(still_mapped)
+        try_each(
+            (
+                *(lambda peer=peer: peer.close_fences(timeout_s=remaining(deadline) / 2) for peer in peers),
+                lambda: self.fences.close(timeout_s=remaining(deadline) / 2),
+                lambda: self._finish_shares(deadline, kept),
+                *(lambda peer=peer: peer.close(timeout_s=min(2.0, remaining(deadline))) for peer in peers),
+                lambda: self._free_allocations(kept),
+            )
+        )
 
-    def _finish_shares(self, deadline: float) -> list[Share]:
-        kept = []
+    def _finish_shares(self, deadline: float, kept: list[Share]) -> None:
+        """Take back what is shared, and add to ``kept`` what may still be mapped then."""
         shares = self.shares.close()
         for share in shares:
             for peer in self.peers:
@@ -341,21 +345,26 @@ class Endpoint(ABC):
             try:
                 self.shares.finish(share, timeout_s=remaining(deadline))
             except CompletionTimeout as error:
-                _log.warning("closing: %s", error)
-                self.shares.abandon(share)
                 kept.append(share)
-        return kept
+                _log.warning("closing: %s", error)
+                self._attempt(partial(self.shares.abandon, share))
+            except Exception as error:  # what a driver refuses must not keep the peers waiting
+                _log.warning("closing: %r", error)
 
-    def _free_allocations(self, still_mapped: list[Share]) -> None:
+    def _free_allocations(self, kept: list[Share]) -> None:
         with self._lock:
             allocations, self._allocations = self._allocations, []
-        for allocation in allocations:
-            if any(share.overlaps(allocation.ptr, allocation.ptr + allocation.nbytes) for share in still_mapped):
-                continue
-            try:
-                self._memory.free(allocation)
-            except DevIPCError as error:
-                _log.warning("closing: %s", error)
+        for one in allocations:
+            low, high = one.ptr, one.ptr + one.nbytes
+            if not (self.shares.overlapping(low, high) or any(share.overlaps(low, high) for share in kept)):
+                self._attempt(partial(self._memory.free, one))
+
+    def _attempt(self, step: Callable[[], None]) -> None:
+        """Run one step of the end; when a driver refuses it, the steps behind it are owed to others all the same."""
+        try:
+            step()
+        except Exception as error:
+            _log.warning("closing: %r", error)
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:

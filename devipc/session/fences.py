@@ -10,7 +10,7 @@ import threading
 
 from devipc import completion
 from devipc.completion import FenceHandle, ProducerFence
-from devipc.errors import ClosedError, DevIPCError, HandleError, UsageError
+from devipc.errors import ClosedError, HandleError, UsageError
 from devipc.interfaces.backend import Device
 from devipc.session.messages import MAX_NAMES
 from devipc.session.shares import check_name
@@ -77,5 +77,5 @@ class FenceTable:
         for fence in fences:
             try:
                 fence.close(timeout_s=timeout_s)
-            except DevIPCError as error:
-                _log.warning("closing: %s", error)
+            except Exception as error:  # what a driver refuses must not keep the others open
+                _log.warning("closing: %r", error)

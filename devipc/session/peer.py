@@ -40,6 +40,7 @@ from devipc.session.opened import OpenedFences
 from devipc.session.remote import RemoteMemory
 from devipc.session.shares import Share, check_name
 from devipc.types import PoisonReason, Strategy
+from devipc.undoing import try_each
 from devipc.wire import Reader
 
 if TYPE_CHECKING:
@@ -245,16 +246,22 @@ class Peer:
         if not self._borrowed.end():
             return
         deadline = deadline_after(timeout_s)
-        self.close_fences(timeout_s=timeout_s / 2)
-        self._attempt(self.mappings.close)
-        self._attempt(self._trials.close)
+        try_each(  # also when an interrupt ends one of the waits
+            (
+                lambda: self.close_fences(timeout_s=timeout_s / 2),
+                lambda: self._attempt(self.mappings.close),
+                lambda: self._attempt(self._trials.close),
+                lambda: self._ask_back(deadline),
+                lambda: self._lent_fences.drop_all(gone=self.state is PeerState.GONE),
+                lambda: self._hang_up() if self._borrowed.unused else None,
+            )
+        )
+
+    def _ask_back(self, deadline: float) -> None:
         if self.state is PeerState.CONNECTED:
             for export_id in self._endpoint.shares.lent_to(self):
                 self.revoke(export_id)
             self._endpoint.shares.wait_returned(self, timeout_s=remaining(deadline))
-        self._lent_fences.drop_all(gone=self.state is PeerState.GONE)
-        if self._borrowed.unused:
-            self._hang_up()
 
     def _hang_up(self) -> None:
         self._link.close()

@@ -205,7 +205,7 @@ class ShareTable:
         """Share nothing more, and retire everything; return all shares that are not finished yet."""
         with self._lock:
             self._closed = True
-        return self.retire_all()
+            return self.retire_all()
 
     def abandon(self, share: Share) -> None:
         """Take an export back although somebody may still map it; the memory itself must stay."""

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,11 @@ from devipc.errors import (
     PeerGone,
     UsageError,
 )
+from devipc.host.backend import HostBackend
 from devipc.interfaces.memory import DeviceMemoryIPC
 from devipc.session import Endpoint, Exporter, Importer, PeerState
 from devipc.session.messages import Kind, encode_token_name
+from devipc.session.shares import ShareTable
 from devipc.types import ExportedExtent, OpenedExtent, Strategy
 from tests.session.processes import eventually, grown, holdings, worker
 
@@ -283,3 +286,70 @@ def test_what_the_peer_says_of_itself_is_no_reason_to_hang(exporter: Exporter) -
                 except DevIPCError:
                     continue
         assert session.names() == []
+
+
+@pytest.mark.parametrize("refused", ["the device is closed", "its plugin raises what it likes"])
+def test_a_close_that_the_device_refuses_in_part_still_hangs_up(
+    monkeypatch: pytest.MonkeyPatch, refused: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    exporter = Exporter(backend=HostBackend(), strategy="polling", timeout_s=TIMEOUT_S)
+    device: Any = exporter.device
+    exporter.share("block", exporter.allocate(4096))
+    exporter.create_fence("fence")
+    with Importer(exporter.path, strategy="polling", timeout_s=TIMEOUT_S) as importer:
+        exporter.wait_peer()
+
+        def refuse(_: object) -> None:
+            raise RuntimeError(refused)
+
+        if "closed" in refused:
+            device.close()
+        else:
+            for name in ("release", "free"):
+                monkeypatch.setattr(exporter._memory, name, refuse)
+        exporter.close(timeout_s=1)
+        assert eventually(lambda: importer.state is PeerState.CLOSED)
+    assert refused in caplog.text
+    device.close()
+
+
+def test_an_interrupted_close_still_hangs_up_and_frees_nothing_that_is_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    exporter = Exporter(strategy="polling", timeout_s=TIMEOUT_S)
+    block, alone = exporter.allocate(4096), exporter.allocate(4096)
+    exporter.share("block", block)
+    freed: list[int] = []
+    monkeypatch.setattr(exporter._memory, "free", lambda allocation: freed.append(allocation.ptr))
+    with Importer(exporter.path, strategy="polling", timeout_s=TIMEOUT_S) as importer, importer.open("block"):
+
+        def interrupt(*_: object, **__: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(ShareTable, "finish", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            exporter.close(timeout_s=0.1)
+        assert freed == [alone.ptr]
+        assert eventually(lambda: importer.state is PeerState.CLOSED)
+        monkeypatch.undo()
+    for allocation in (block, alone):
+        exporter._memory.free(allocation)
+    exporter._memory.release(exporter.shares.retire("block").handle.extent)
+
+
+def test_a_close_beside_an_unshare_of_another_thread_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    exporter = Exporter(strategy="polling", timeout_s=TIMEOUT_S)
+    exporter.share("block", exporter.allocate(4096))
+    names = ShareTable.names
+
+    def late(table: ShareTable) -> list[str]:
+        found = names(table)
+        other = threading.Thread(target=exporter.unshare, args=("block",), daemon=True)
+        other.start()
+        other.join(0.1)
+        return found
+
+    monkeypatch.setattr(ShareTable, "names", late)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)  # one of the two comes too late, as it is told
+    with Importer(exporter.path, strategy="polling", timeout_s=TIMEOUT_S) as importer:
+        exporter.wait_peer()
+        exporter.close()
+        assert eventually(lambda: importer.state is PeerState.CLOSED)
