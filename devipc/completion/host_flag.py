@@ -12,6 +12,7 @@ from devipc.completion.half import WORD_PAUSE_S, Drain, ProducerHalf, WordProduc
 from devipc.completion.page import PAGE_FENCE_NBYTES, RING_OFFSET, RING_SLOTS, VALUE_OFFSET, FencePage
 from devipc.completion.scratch import Scratch
 from devipc.completion.stream_memop import MemopProducer
+from devipc.errors import DevIPCError
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import Stream
 
@@ -52,14 +53,15 @@ class CopyProducer(WordProducer):
         self._drain.prepare(stream)
         slot = self._signals % RING_SLOTS
         before = self._page.ring(slot)
+        self._signals += 1  # first: copies that an interrupt leaves queued must not find a later value in the slot
         self._page.set_ring(slot, n)
         base = self._registration.device_ptr
         try:
             self._scratch.carry(stream, base + VALUE_OFFSET, base + RING_OFFSET + 8 * slot, 8)
-        except BaseException:
+        except DevIPCError:
             self._page.set_ring(slot, before)  # what was never sent never arrives, and would hold the slot for ever
+            self._signals -= 1
             raise
-        self._signals += 1
         self._drain.mark(stream)
 
     def look(self) -> int:

@@ -105,8 +105,14 @@ class ProducerFence(Fence):
             self._raise_if_poisoned()
             self._check_order(stream, n)
             self._await_room(timeout_s)
-            self._half.signal(stream, n)
+            before = self._stream, self._issued
+            # First: an interrupt may come when n is queued already, which then must not come again, behind more work.
             self._stream, self._issued = stream.handle, n
+            try:
+                self._half.signal(stream, n)
+            except DevIPCError:
+                self._stream, self._issued = before
+                raise
             self._page.issued = n
 
     def announce(self, n: int) -> None:

@@ -183,8 +183,12 @@ class HostEvents:
             if ours.gone:
                 raise _destroyed()
             number = ours.word(_RECORDED) + 1
-            queue.submit(run)
-            ours.set_word(_RECORDED, number)
+            ours.set_word(_RECORDED, number)  # first: the number of work that an interrupt leaves queued is used up
+            try:
+                queue.submit(run)
+            except DevIPCError:
+                ours.set_word(_RECORDED, number - 1)
+                raise
 
     def query(self, event: InterprocessEvent) -> bool:
         """Return True when the latest record was passed, or there was none.

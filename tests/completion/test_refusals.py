@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 
 import pytest
 
-from devipc.completion import create_fence, event
+from devipc.completion import create_fence, event, half, host_flag, polling, producer, scratch, stream_memop
 from devipc.errors import (
     CapabilityError,
     DevIPCError,
     DriverError,
     FencePoisoned,
     ResourceExhausted,
+    UsageError,
 )
+from devipc.host import driver, events
 from devipc.host.events import HostEvents
 from devipc.host.sync import HostWordWaits, HostWordWrites
 from devipc.host.transfer import HostTransfer
@@ -22,6 +25,7 @@ from devipc.interfaces.backend import Device
 from devipc.types import PoisonReason, Strategy
 from tests.completion.lying import LyingBackend
 from tests.completion.rig import ALL, hold, open_exported, pair, stream_of, transfer_of
+from tests.host.test_interrupts import interrupt_at
 
 every_strategy = pytest.mark.parametrize("strategy", ALL)
 
@@ -80,6 +84,41 @@ def test_a_store_or_wait_that_was_refused_holds_no_close(device: Device, monkeyp
     assert time.monotonic() - started < 2.0
     assert consumer._page.closed
     assert producer._page.closed
+
+
+@pytest.mark.parametrize(
+    ("lie", "strategy"), [*(("", strategy) for strategy in ALL), ("no_writes", Strategy.HOST_FLAG)]
+)
+def test_a_signal_that_was_interrupted_anywhere_is_never_taken_for_a_later_one(lie: str, strategy: Strategy) -> None:
+    """Its value may be queued. Who then signals again, behind more work, must not be told before that is done."""
+    device = LyingBackend(lie).open_device()
+    stream = stream_of(device)
+    modules = (driver, event, events, half, host_flag, polling, producer, scratch, stream_memop)
+    files = [str(module.__file__) for module in modules]
+    point, hit = 0, True
+    while hit:
+        point += 1
+        began, go_on = threading.Event(), threading.Event()
+        with pair(device, strategy) as (fence, consumer):
+            hold(stream)
+            hit = interrupt_at(point, partial(fence.signal, stream, 1), files)
+            stream.call(began.set)
+            stream.call(go_on.wait)
+            try:
+                fence.signal(stream, 1)
+                n = 1
+            except UsageError:
+                fence.signal(stream, 2)
+                n = 2
+            stream.resume()
+            assert began.wait(5.0)
+            time.sleep(2e-3)
+            early = consumer.query(n)
+            go_on.set()
+            consumer.synchronize(n, 5.0)
+            assert not early, f"told too early after an interrupt at place {point}"
+    assert point > 10
+    device.close()
 
 
 def unreachable(*_: object) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import FrameType
 from typing import Any
 
@@ -19,8 +19,8 @@ from devipc.spi import close_fds
 TRACED = (driver.__file__, ranges.__file__)
 
 
-def interrupt_at(point: int, call: Callable[[], object]) -> bool:
-    """Run ``call`` and raise KeyboardInterrupt at the ``point``-th place of the traced files; False when it has fewer.
+def interrupt_at(point: int, call: Callable[[], object], files: Collection[str] = TRACED) -> bool:
+    """Run ``call`` and raise KeyboardInterrupt at the ``point``-th place of ``files``; False when it has fewer.
 
     The interpreter looks for signals when a function begins and behind every call that it made.
     """
@@ -29,7 +29,7 @@ def interrupt_at(point: int, call: Callable[[], object]) -> bool:
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal seen
-        if frame.f_code.co_filename not in TRACED:
+        if frame.f_code.co_filename not in files:
             return None
         frame.f_trace_opcodes = True
         before, last[frame] = last.get(frame, 0), frame.f_lasti
