@@ -7,6 +7,7 @@ drained, and a consumer that only looks at the page. It knows no strategy.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -138,13 +139,17 @@ class LookingConsumer:
 class Drain:
     """Markers behind the last operation that this process put on each stream, to know when all of them are over.
 
-    Not by the fence's own word: a poison lets the word look reached while a store or a wait is still queued.
+    Not by the fence's own word: a poison lets the word look reached while a store or a wait is still queued. Each
+    operation comes between :meth:`prepare` and one of :meth:`mark` and :meth:`refused`; one after which neither was
+    called, as by an interrupt, may be queued, and is marked by whoever asks.
     """
 
-    __slots__ = ("_markers", "_spare", "_transfer")
+    __slots__ = ("_begun", "_lock", "_markers", "_spare", "_transfer")
 
     def __init__(self, transfer: DeviceTransfer) -> None:
         self._transfer = transfer
+        self._lock = threading.Lock()
+        self._begun: dict[int, Stream] = {}
         self._markers: dict[int, Marker] = {}
         self._spare: list[Marker] = []  # apart: a marker that was never recorded is never done
 
@@ -152,17 +157,25 @@ class Drain:
         """Make what :meth:`mark` needs, before anything is enqueued that could then not be marked."""
         if stream.handle not in self._markers and not self._spare:
             self._spare.append(self._transfer.create_marker())
+        self._begun[stream.handle] = stream
+
+    def refused(self, stream: Stream) -> None:
+        """Note that nothing was enqueued."""
+        self._begun.pop(stream.handle, None)
 
     def mark(self, stream: Stream) -> None:
         """Remember that the page is in use until everything on ``stream`` so far is done."""
-        self.prepare(stream)
-        if stream.handle not in self._markers:
-            self._markers[stream.handle] = self._spare.pop()
-        self._transfer.record(self._markers[stream.handle], stream)
+        with self._lock:
+            if stream.handle not in self._markers:
+                self._markers[stream.handle] = self._spare.pop() if self._spare else self._transfer.create_marker()
+            self._transfer.record(self._markers[stream.handle], stream)
+            self._begun.pop(stream.handle, None)
 
     def done(self) -> bool:
         """Return True when all of it is over. A device that is lost or closed has nothing pending."""
         try:
+            for stream in list(self._begun.values()):
+                self._mark_late(stream)
             return all(self._transfer.query_marker(marker) for marker in list(self._markers.values()))
         except (DriverError, ClosedError) as error:
             _log.warning("a marker cannot be asked any more, its work counts as ended: %s", error)
@@ -170,6 +183,12 @@ class Drain:
         except DevIPCError as error:  # no proof of anything: what the device may still reach is kept
             _log.debug("a marker cannot be asked now: %s", error)
             return False
+
+    def _mark_late(self, stream: Stream) -> None:
+        try:
+            self.mark(stream)
+        except ClosedError:  # its work was over when it was destroyed
+            self.refused(stream)
 
     def close(self) -> None:
         """Give the markers back."""

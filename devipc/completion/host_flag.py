@@ -61,6 +61,7 @@ class CopyProducer(WordProducer):
         except DevIPCError:
             self._page.set_ring(slot, before)  # what was never sent never arrives, and would hold the slot for ever
             self._signals -= 1
+            self._drain.refused(stream)
             raise
         self._drain.mark(stream)
 

@@ -17,7 +17,7 @@ from devipc.errors import (
     ResourceExhausted,
     UsageError,
 )
-from devipc.host import driver, events
+from devipc.host import driver, events, ranges, sync
 from devipc.host.events import HostEvents
 from devipc.host.sync import HostWordWaits, HostWordWrites
 from devipc.host.transfer import HostTransfer
@@ -119,6 +119,29 @@ def test_a_signal_that_was_interrupted_anywhere_is_never_taken_for_a_later_one(l
             assert not early, f"told too early after an interrupt at place {point}"
     assert point > 10
     device.close()
+
+
+def test_a_wait_that_was_interrupted_anywhere_holds_no_close(device: Device) -> None:
+    """The page must not be unregistered under a wait that is queued, and that nobody would poison any more."""
+    producing, waiting = stream_of(device), stream_of(device)
+    files = [str(module.__file__) for module in (driver, half, ranges, stream_memop, sync)]
+    point, hit = 0, True
+    while hit:
+        point += 1
+        with create_fence(device, Strategy.STREAM_MEMOP) as fence:
+            consumer = open_exported(device, fence.export())
+            consumer._in_producer = False
+            hold(producing)
+            fence.signal(producing, 1)
+            hit = interrupt_at(point, partial(consumer.wait, waiting, 1), files)
+            closing = threading.Thread(target=consumer.close, args=(0.01,), daemon=True)
+            closing.start()
+            closing.join(5.0)
+            held = closing.is_alive()
+            producing.resume()
+            closing.join(5.0)
+            assert not held, f"close was held up after an interrupt at place {point}"
+    assert point > 10
 
 
 def unreachable(*_: object) -> bool:
