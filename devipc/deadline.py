@@ -96,15 +96,13 @@ def call_with_deadline(
     timeout_s: float,
     what: str,
     undo: Callable[[T], None],
-    unbegun: Callable[[], None] = lambda: None,
     around: Callable[[], AbstractContextManager[object]] | None = None,
 ) -> T:
     """Run ``call`` in a thread of its own; give it up after ``timeout_s``.
 
     A call that returns after it was given up, at the deadline or by an interrupt, is undone by that thread, so that
-    nothing stays behind; one that was given up before it began never begins. Where there is no thread, or no beginning,
-    ``unbegun`` is called instead. Call and undo are made in what ``around`` returns; when it is None, in what the call
-    is made in that this one is a part of.
+    nothing stays behind; one that was given up before it began never begins. Call and undo are made in what ``around``
+    returns; when it is None, in what the call is made in that this one is a part of.
 
     Raises
     ------
@@ -128,7 +126,6 @@ def call_with_deadline(
 
     def attempt() -> None:
         if abandoned.is_set():  # if only later, what was entered is not left before the call is undone
-            unbegun()
             return
         try:
             result = call()
@@ -149,11 +146,10 @@ def call_with_deadline(
         return abandoned.is_set()
 
     try:
-        threading.Thread(target=run, name=f"devipc-{what}", daemon=True).start()
-    except RuntimeError as error:
-        unbegun()
-        raise no_thread(what, error) from error
-    try:
+        try:
+            threading.Thread(target=run, name=f"devipc-{what}", daemon=True).start()
+        except RuntimeError as error:
+            raise no_thread(what, error) from error
         in_time = done.wait(timeout_s)
     except BaseException:
         if not give_up() and outcome:

@@ -180,33 +180,35 @@ class MappingCache:
     ) -> list[tuple[Mapping, bool]]:
         """Add to ``taken`` what is counted; after an error, it is to be released."""
         keys = [(handle.instance, handle.generation, handle.export_id) for handle in handles]
-        with self._lock:
-            self._check_all(handles)
-            if not self._lock.wait_for(lambda: self._opening.isdisjoint(keys), remaining(deadline)):
-                raise CompletionTimeout(
-                    "another thread's open of the same export did not return", code="driver_blocked"
-                )
-            self._check_all(handles)
-            missing: dict[Key, tuple[MemoryHandle, Hashable]] = {}
-            for key, handle, lease in zip(keys, handles, leases, strict=True):
-                mapping = self._mappings.get(key)
-                if mapping is None:
-                    missing.setdefault(key, (handle, lease))
-                else:
-                    mapping.users += 1
-                    self._mappings.move_to_end(key)
-                    taken.append(mapping)
-            self._opening.update(missing)
+        missing: dict[Key, tuple[MemoryHandle, Hashable]] = {}
         made: dict[Key, Mapping] = {}
         try:
+            with self._lock:
+                self._check_all(handles)
+                if not self._lock.wait_for(lambda: self._opening.isdisjoint(keys), remaining(deadline)):
+                    raise CompletionTimeout(
+                        "another thread's open of the same export did not return", code="driver_blocked"
+                    )
+                self._check_all(handles)
+                for key, handle, lease in zip(keys, handles, leases, strict=True):
+                    mapping = self._mappings.get(key)
+                    if mapping is None:
+                        missing.setdefault(key, (handle, lease))
+                    else:
+                        mapping.users += 1
+                        taken.append(mapping)
+                        self._mappings.move_to_end(key)
+                self._opening.update(missing)
             if missing:
-                made = self._open(missing, remaining(deadline))
+                self._open(missing, remaining(deadline), made)
+            return self._made(keys, missing, made, taken)
         except BaseException:
             with self._lock:
                 self._opening.difference_update(missing)
                 self._lock.notify_all()
+                lost = [one for key, one in made.items() if self._mappings.get(key) is not one]
+            undo(self._unmap, [one.opened for one in lost if not one.local])
             raise
-        return self._made(keys, missing, made, taken)
 
     def _made(
         self,
@@ -322,8 +324,10 @@ class MappingCache:
         for handle in handles:
             self._check(handle)
 
-    def _open(self, missing: dict[Key, tuple[MemoryHandle, Hashable]], timeout_s: float) -> dict[Key, Mapping]:
-        made: dict[Key, Mapping] = {}
+    def _open(
+        self, missing: dict[Key, tuple[MemoryHandle, Hashable]], timeout_s: float, made: dict[Key, Mapping]
+    ) -> None:
+        """Map what is missing and add it to ``made``; what is not in there stays unmapped."""
         foreign: list[Key] = []
         for key, (handle, lease) in missing.items():
             if handle.instance != self._instance:
@@ -340,9 +344,12 @@ class MappingCache:
             opened = open_extents(
                 self._memory, extents, timeout_s=timeout_s, driving=self._driving, on_refused=self._on_refused
             )
-            for key, one in zip(foreign, opened, strict=True):
-                made[key] = Mapping(key, one, local=False, lease=missing[key][1])
-        return made
+            try:
+                for key, one in zip(foreign, opened, strict=True):
+                    made[key] = Mapping(key, one, local=False, lease=missing[key][1])
+            except BaseException:
+                undo(self._unmap, [one for key, one in zip(foreign, opened, strict=True) if key not in made])
+                raise
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -353,11 +360,13 @@ class MappingCache:
                 with self._lock:
                     yield
                     dropped = self._collect()
-                foreign = [mapping.opened for mapping in dropped if not mapping.local]
-                close_extents(self._memory, foreign, on_refused=self._on_refused)
+                self._unmap([mapping.opened for mapping in dropped if not mapping.local])
         finally:
             for mapping in dropped:
                 self._on_unmapped(mapping)
+
+    def _unmap(self, opened: Sequence[OpenedExtent]) -> None:
+        close_extents(self._memory, opened, on_refused=self._on_refused)
 
     def _collect(self) -> list[Mapping]:
         idle = [mapping for mapping in self._mappings.values() if not mapping.users]

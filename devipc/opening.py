@@ -9,38 +9,35 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from devipc.capabilities import Capability
 from devipc.deadline import call_with_deadline
+from devipc.descriptors import close_fds
 from devipc.errors import CapabilityError, DriverError, ResourceExhausted
 from devipc.interfaces.memory import DeviceMemoryIPC, SideBySide
 from devipc.types import ExportedExtent, HandleKind, OpenedExtent
-from devipc.undoing import gather_left, raise_first, undo, what_is_left
+from devipc.undoing import gather_left, try_each, undo, what_is_left
 
-__all__ = ["close_extents", "duplicate_fds", "open_extents", "placement"]
+__all__ = ["close_extents", "open_extents", "placement"]
 
 
-def duplicate_fds(fds: Sequence[int]) -> tuple[int, ...]:
-    """Duplicate descriptors, all or none.
+def _duplicate_fds(fds: Sequence[int], copies: list[int]) -> None:
+    """Add a duplicate of each descriptor to ``copies``, also of those before one that fails.
 
     Raises
     ------
     ResourceExhausted
         When this process has no descriptor left.
     """
-    copies: list[int] = []
     try:
-        for fd in fds:
-            copies.append(os.dup(fd))
+        copies.extend(map(os.dup, fds))  # by map: no interrupt comes between a duplicate and the list
     except OSError as error:
-        for fd in copies:
-            os.close(fd)
         raise ResourceExhausted(
             f"no file descriptor left while duplicating {len(fds)} ({error.strerror})",
             code="fds",
             remedy="raise `ulimit -n` or close mappings that are no longer used",
         ) from error
-    return tuple(copies)
 
 
 def placement(memory: DeviceMemoryIPC, kind: HandleKind) -> Capability:
@@ -72,16 +69,9 @@ def open_extents(
     DriverError
         When it mapped another length than was shared.
     """
-    # The thread may outlive this call and the caller's descriptors, so that it gets its own.
-    fds = duplicate_fds([fd for extent in extents for fd in extent.fds])
-    owned, at = [], 0
-    for extent in extents:
-        owned.append(ExportedExtent(extent.kind, extent.chunks, fds[at : at + len(extent.fds)]))
-        at += len(extent.fds)
-
-    def close_fds() -> None:
-        for fd in fds:
-            os.close(fd)
+    # The thread may outlive this call and the caller's descriptors, so that it gets its own: whoever takes them out of
+    # here closes them.
+    duplicates: list[list[int]] = [[]]
 
     @contextlib.contextmanager
     def around() -> Iterator[None]:
@@ -93,23 +83,34 @@ def open_extents(
                 raise
 
     def open_all() -> tuple[OpenedExtent, ...]:
+        fds = duplicates.pop()
         try:
-            return _open_all(memory, owned)
+            return _open_all(memory, _with_fds(extents, fds))
         except Exception as error:
             for one in gather_left(error):  # of what was opened, and could not be closed again, by the backend or here
                 on_refused(one)
             raise
         finally:
-            close_fds()
+            close_fds(fds)
 
-    return call_with_deadline(
-        open_all,
-        timeout_s=timeout_s,
-        what="open",
-        undo=lambda all_: close_extents(memory, all_),
-        unbegun=close_fds,
-        around=around,
-    )
+    try:
+        _duplicate_fds([fd for extent in extents for fd in extent.fds], duplicates[0])
+        return call_with_deadline(
+            open_all, timeout_s=timeout_s, what="open", undo=lambda all_: close_extents(memory, all_), around=around
+        )
+    except BaseException:
+        with contextlib.suppress(IndexError):  # the thread has them
+            close_fds(duplicates.pop())
+        raise
+
+
+def _with_fds(extents: Sequence[ExportedExtent], fds: Sequence[int]) -> list[ExportedExtent]:
+    """Return ``extents`` with these descriptors, in order, instead of their own."""
+    owned, at = [], 0
+    for extent in extents:
+        owned.append(ExportedExtent(extent.kind, extent.chunks, tuple(fds[at : at + len(extent.fds)])))
+        at += len(extent.fds)
+    return owned
 
 
 def _open_all(memory: DeviceMemoryIPC, extents: Sequence[ExportedExtent]) -> tuple[OpenedExtent, ...]:
@@ -147,15 +148,19 @@ def close_extents(
     *,
     on_refused: Callable[[Exception], None] = lambda _error: None,
 ) -> None:
-    """Close all, whatever is refused: ``on_refused`` hears of each that stays mapped, and the first is raised."""
-    failures: list[Exception] = []
-    for one in opened:
+    """Close all, whatever is refused: ``on_refused`` hears of each that stays mapped, and the first is raised.
+
+    An interrupt is raised when all were tried.
+    """
+
+    def close_one(one: OpenedExtent) -> None:
         try:
             memory.close(one)
         except Exception as error:
-            failures.append(error)
             _tell(on_refused, error)
-    raise_first(failures)
+            raise
+
+    try_each([partial(close_one, one) for one in opened])
 
 
 def _tell(on_refused: Callable[[Exception], None], error: Exception) -> None:

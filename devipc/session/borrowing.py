@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from devipc.channel import Message
@@ -17,6 +18,7 @@ from devipc.errors import ClosedError, WireError
 from devipc.mappings import Mapping
 from devipc.session.messages import Kind, decode_opened, encode_token, encode_tokens_names
 from devipc.session.remote import RemoteMemory, check_handle, check_meta
+from devipc.undoing import undo
 
 if TYPE_CHECKING:
     from devipc.session.endpoint import Endpoint
@@ -70,13 +72,15 @@ class Borrowed:
                 opened += self._open_some(names[len(opened) :], remaining(deadline))
         except BaseException:
             for memory in opened:
-                memory.close()
+                undo(memory.close)
             raise
         return opened
 
     def _open_some(self, names: Sequence[str], timeout_s: float) -> list[RemoteMemory]:
         deadline = deadline_after(timeout_s)
         tokens = self._new_tokens(len(names))
+        found: list[tuple[Mapping, bool]] = []
+        opened: list[RemoteMemory] = []
         try:
             answer = self._ask(Kind.OPEN, encode_tokens_names(list(zip(tokens, names, strict=True))), timeout_s)
             try:
@@ -89,22 +93,27 @@ class Borrowed:
                 found = self.mappings.acquire_all(
                     [handle for handle, _ in shares], timeout_s=remaining(deadline), leases=tokens[: len(shares)]
                 )
+                make = partial(RemoteMemory, release=self.mappings.release)
+                mapped, metas = [mapping for mapping, _ in found], [meta for _, meta in shares]
+                # By map: no interrupt comes between that one is complete, and owns its use, and that it is in the list.
+                opened.extend(map(make, names, itertools.repeat(self._endpoint.device), mapped, metas))
             finally:
                 answer.close_fds()
+            # The driver's mapping holds one lease, whoever opened it first; a hit needs no second one.
+            kept = {token for token, (_, fresh) in zip(tokens, found, strict=False) if fresh}
+            for token in tokens:
+                if token not in kept:
+                    self.give_back(token)
         except BaseException:
+            for memory in opened:
+                undo(memory.close)
+            for mapping, _ in found[len(opened) :]:
+                undo(self.mappings.release, mapping)
             for token in tokens:
                 if not self.mappings.holds(token):
                     self.give_back(token)
             raise
-        # The driver's mapping holds one lease, whoever opened it first; a hit needs no second one.
-        kept = {token for token, (_, fresh) in zip(tokens, found, strict=False) if fresh}
-        for token in tokens:
-            if token not in kept:
-                self.give_back(token)
-        return [
-            RemoteMemory(name, self._endpoint.device, mapping, meta, release=self.mappings.release)
-            for name, (mapping, _), (_, meta) in zip(names, found, shares, strict=False)
-        ]
+        return opened
 
     def _new_tokens(self, count: int) -> list[int]:
         with self._lock:

@@ -139,14 +139,15 @@ class RemoteMemory:
         *,
         release: Callable[[Mapping], None],
     ) -> None:
+        self._closed = True  # until it is complete: then it owns the use
         self.name = name
         self.meta = meta
         self._device = device
         self._mapping = mapping
         self._lock = threading.Lock()
-        self._closed = False
         self._closer = 0
         self._keeper = ViewKeeper(on_last=_Last(mapping, release, self))
+        self._closed = False
 
     @property
     def ptr(self) -> int:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from devipc import deadline, mappings, opening
 from devipc.capabilities import Capability
 from devipc.errors import BoundsError, CapabilityError, CompletionTimeout, DevIPCError, DriverError
-from devipc.opening import open_extents
+from devipc.opening import close_extents, open_extents
+from devipc.session import Exporter, Importer, RemoteMemory, remote
+from devipc.session.borrowing import Borrowed
 from devipc.types import Chunk, ExportedExtent, HandleKind, OpenedExtent
 from devipc.undoing import undo, what_is_left
+from tests.host.test_interrupts import interrupt_at
 
 TIMEOUT_S = 10.0
 BEGUN_S = 0.5  # within this a thread has begun, also where both processors are busy
@@ -177,3 +182,63 @@ def test_of_all_that_an_open_which_was_interrupted_made(monkeypatch: pytest.Monk
     assert len(heard) == len(EXTENTS)
     assert all(count for _, count in heard)
     assert list(what_is_left(caught.value)) == memory.refusals
+
+
+def test_an_interrupt_ends_the_close_of_no_other_one() -> None:
+    class Interrupted(Memory):
+        def close(self, opened: OpenedExtent) -> None:
+            closed.append(opened.token)
+            raise KeyboardInterrupt if opened.token == 1 else DriverError(f"unmap of {opened.token} failed")
+
+    closed: list[object] = []
+    heard: list[Exception] = []
+    with pytest.raises(KeyboardInterrupt) as caught:
+        close_extents(
+            Interrupted(),  # type: ignore[arg-type]
+            [OpenedExtent(4096 * n, 64, n) for n in range(3)],
+            on_refused=heard.append,
+        )
+    assert closed == [0, 1, 2]
+    assert len(heard) == 2
+    assert list(what_is_left(caught.value)) == heard
+
+
+def test_an_open_that_was_interrupted_anywhere_keeps_nothing() -> None:
+    """Neither the memory, nor the turn of those who open the same behind it."""
+    files = [str(module.__file__) for module in (deadline, mappings, opening, remote)]
+    point, hit = 0, True
+    with Exporter(strategy="polling") as exporter, Importer(exporter.path, strategy="polling") as importer:
+        importer.peer.mappings._instance = bytes(16)  # not the short cut within one process
+        importer.peer.mappings.set_idle_limit(0)
+        block = exporter.allocate(4096)
+        opened: list[RemoteMemory] = []
+        while hit:
+            point += 1
+            exporter.share("block", block)
+            hit = interrupt_at(point, lambda: opened.append(importer.open("block")), files)
+            while opened:
+                opened.pop().close()
+            gc.collect()
+            exporter.unshare("block", timeout_s=TIMEOUT_S)
+            assert not importer.peer.mappings._opening, f"the turn is kept after an interrupt at place {point}"
+    assert point > 50
+
+
+def test_an_open_that_is_interrupted_while_it_gives_a_lease_back_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peer may be stopped, so that this takes seconds."""
+    with Exporter(strategy="polling") as exporter, Importer(exporter.path, strategy="polling") as importer:
+        importer.peer.mappings._instance = bytes(16)
+        importer.peer.mappings.set_idle_limit(0)
+        exporter.share("block", exporter.allocate(4096))
+        give_back = Borrowed.give_back
+
+        def interrupt(borrowed: Borrowed, token: int) -> None:
+            monkeypatch.undo()
+            give_back(borrowed, token)
+            raise KeyboardInterrupt
+
+        with importer.open("block"):
+            monkeypatch.setattr(Borrowed, "give_back", interrupt)  # the memory is mapped: a second lease is not needed
+            with pytest.raises(KeyboardInterrupt):
+                importer.open("block")
+        exporter.unshare("block", timeout_s=TIMEOUT_S)
