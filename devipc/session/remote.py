@@ -59,6 +59,11 @@ def check_meta(meta: ShareMeta, nbytes: int) -> None:
             f"shape {meta.shape} has more elements than an array can have",
             remedy="the exporter's description is wrong; share the memory again",
         )
+    if any(abs(stride) * itemsize > _MAX_VIEW_NBYTES for stride in meta.strides):  # also those that are never walked
+        raise BoundsError(
+            f"strides {meta.strides} are longer than an array can have",
+            remedy="the exporter's description is wrong; share the memory again",
+        )
     if low < 0 or (high + (0 if empty else itemsize)) > nbytes:
         raise BoundsError(
             f"described elements reach from byte {low} to {high + itemsize} of {nbytes} shared bytes",

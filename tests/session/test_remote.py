@@ -40,6 +40,15 @@ def test_a_shape_that_no_array_can_have_is_refused(shape: tuple[int, ...]) -> No
         check_meta(ShareMeta("uint8", shape, (0,) * len(shape)), 4096)
 
 
+@pytest.mark.parametrize("shape", [(1,), (0,)])
+@pytest.mark.parametrize("stride", [2**60, -(2**60), -(2**63)])
+def test_a_stride_that_no_array_can_have_is_refused_though_it_is_never_walked(
+    shape: tuple[int, ...], stride: int
+) -> None:
+    with pytest.raises(BoundsError, match="longer"):
+        check_meta(ShareMeta("float64", shape, (stride,)), 4096)
+
+
 @pytest.mark.parametrize(
     "meta",
     [
