@@ -30,8 +30,8 @@ def describe_tensor(tensor: torch.Tensor) -> BufferView:
     dtype = dtype_named(str(tensor.dtype).removeprefix("torch."))
     notes: tuple[str, ...] = ()
     if tensor.requires_grad:
-        tensor = tensor.detach()
         notes = ("detached: what a peer writes is not seen by autograd",)
+    tensor = tensor.detach()  # always: the caller's own may be pointed at other memory later, by ``tensor.data = ...``
     try:
         ptr, storage = tensor.data_ptr(), tensor.untyped_storage()
         start, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 
 from devipc.errors import CapabilityError, UsageError
@@ -114,6 +116,20 @@ def test_a_resized_storage_is_noticed() -> None:
     for gone in (tensor, kept):
         with pytest.raises(UsageError):
             describe(gone)
+
+
+def test_memory_is_kept_when_the_tensor_is_pointed_elsewhere() -> None:
+    memory = numpy.zeros(64, numpy.uint8)
+    kept = weakref.ref(memory)
+    tensor = torch.from_numpy(memory)
+    view = describe(tensor)
+    del memory
+    tensor.data = torch.zeros(8, dtype=torch.uint8)
+    gc.collect()
+    assert kept() is not None
+    del view
+    gc.collect()
+    assert kept() is None
 
 
 def test_a_gradient_is_left_behind_and_that_is_said() -> None:
