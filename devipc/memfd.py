@@ -138,10 +138,12 @@ def validate_memfd(fd: int, *, min_nbytes: int) -> int:
     Raises
     ------
     HandleError
-        When it is no memfd, lacks one of the seals SHRINK, GROW and SEAL, or is smaller than ``min_nbytes``.
+        When it is no memfd, has huge pages, lacks one of the seals SHRINK, GROW and SEAL, or is smaller than
+        ``min_nbytes``. A huge page that its peer takes back (no seal forbids that) has no other to come when the pool
+        is empty, which ends who touches it; and less than a whole one is never unmapped.
     """
     try:
-        info = os.fstat(fd)
+        info, page_nbytes = os.fstat(fd), os.fstatvfs(fd).f_bsize
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError as error:
         raise HandleError(
@@ -154,6 +156,12 @@ def validate_memfd(fd: int, *, min_nbytes: int) -> int:
             "received memory file is not sealed against a change of size",
             code="unsealed",
             remedy="seal it with F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_SEAL before sending it",
+        )
+    if page_nbytes != PAGE_NBYTES:
+        raise HandleError(
+            f"received memory file has pages of {page_nbytes} bytes",
+            code="huge_pages",
+            remedy=f"the exporter must make it with ordinary pages of {PAGE_NBYTES} bytes",
         )
     if info.st_size < min_nbytes:
         raise HandleError(

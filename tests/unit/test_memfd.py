@@ -109,6 +109,22 @@ def test_a_file_that_lacks_one_seal_is_refused(missing: int) -> None:
         os.close(fd)
 
 
+def test_a_file_of_huge_pages_is_refused() -> None:
+    """A peer can punch a hole into it and use the pool up: then a load there would end in SIGBUS."""
+    try:
+        fd = os.memfd_create("test", SEALABLE | os.MFD_HUGETLB)
+    except OSError:
+        pytest.skip("this kernel has no huge pages")
+    try:
+        os.ftruncate(fd, 2**30)  # a whole page of every size; none is taken before it is mapped
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, REQUIRED_SEALS)
+        with pytest.raises(HandleError) as caught:
+            validate_memfd(fd, min_nbytes=PAGE_NBYTES)
+        assert caught.value.code == "huge_pages"
+    finally:
+        os.close(fd)
+
+
 def test_a_file_that_is_shorter_than_announced_is_refused(fd: int) -> None:
     with pytest.raises(HandleError) as caught:
         validate_memfd(fd, min_nbytes=2 * PAGE_NBYTES + 1)
