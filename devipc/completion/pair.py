@@ -62,21 +62,19 @@ def try_in_children(backend: str, device_uuid: str, strategy: Strategy, *, deadl
 def _run_pair(
     stack: contextlib.ExitStack, backend: str, device_uuid: str, strategy: Strategy, deadline_s: float
 ) -> Capability:
-    def owned(fd: int) -> int:
-        stack.callback(os.close, fd)
+    begin, pipes = (stack.enter_context(contextlib.ExitStack()) for _ in range(2))
+
+    def owned(fd: int, by: contextlib.ExitStack = stack) -> int:
+        by.callback(os.close, fd)
         return fd
 
     page = owned(create_memfd("devipc-fence", 4096))
     data = owned(create_memfd("devipc-trial", 4096))
     said = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - the stack is its context
     answer, to_answer = map(owned, os.pipe())
-    begin_in, begin_out = os.pipe()
-    ask_in, ask_out = os.pipe()
-    reply_in, reply_out = os.pipe()
-    begin, pipes = stack.enter_context(contextlib.ExitStack()), contextlib.ExitStack()
-    begin.callback(os.close, begin_out)
-    for fd in (begin_in, ask_in, ask_out, reply_in, reply_out):
-        pipes.callback(os.close, fd)
+    begin_in, _ = map(owned, os.pipe(), (pipes, begin))  # whose other end is closed to begin
+    ask_in, ask_out = map(owned, os.pipe(), (pipes, pipes))
+    reply_in, reply_out = map(owned, os.pipe(), (pipes, pipes))
     shared = [backend, device_uuid, strategy.value, str(deadline_s), str(_OPENINGS * deadline_s)]
     shared += [str(fd) for fd in (page, data, begin_in)]
     with pipes:

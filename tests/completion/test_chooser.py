@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -162,6 +163,24 @@ def test_an_explicit_strategy_is_refused_with_the_reason(
 
 
 @pytest.mark.once
+@pytest.mark.parametrize("at", range(1, 5))
+def test_a_trial_that_no_pipe_can_be_had_for_leaves_none(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    made: list[tuple[int, int]] = []
+    pipe = os.pipe
+
+    def full() -> tuple[int, int]:
+        if len(made) + 1 == at:
+            raise OSError(errno.EMFILE, "Too many open files")
+        made.append(pipe())
+        return made[-1]
+
+    before = set(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, "pipe", full)
+    verdict = try_in_children("host", "any", Strategy.POLLING, deadline_s=1.0)
+    assert (verdict.verdict, len(made)) == (Verdict.UNTESTED, at - 1)
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_device_that_opens_too_late_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many processes that open a device at once wait for each other; that is no verdict about a strategy."""
     monkeypatch.setattr(LyingBackend, "open_device", lambda self, uuid=None: self._real.open_device(uuid))
