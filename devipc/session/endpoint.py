@@ -331,7 +331,7 @@ class Endpoint(ABC):
                 lambda: self.fences.close(timeout_s=remaining(deadline) / 2),
                 lambda: self._finish_shares(deadline, kept),
                 *(lambda peer=peer: peer.close(timeout_s=min(2.0, remaining(deadline))) for peer in peers),
-                lambda: self._free_allocations(kept),
+                lambda: self._give_back(kept),
             )
         )
 
@@ -347,11 +347,15 @@ class Endpoint(ABC):
             except CompletionTimeout as error:
                 kept.append(share)
                 _log.warning("closing: %s", error)
-                self._attempt(partial(self.shares.abandon, share))
             except Exception as error:  # what a driver refuses must not keep the peers waiting
                 _log.warning("closing: %r", error)
 
-    def _free_allocations(self, kept: list[Share]) -> None:
+    def _give_back(self, kept: list[Share]) -> None:
+        # A descriptor may be on its way to a peer whose connection stays: its number must not be another file then.
+        under_way = {export_id for peer in self.peers for export_id in self.shares.lent_to(peer)}
+        for share in kept:
+            if share.handle.export_id not in under_way:
+                self._attempt(partial(self.shares.abandon, share))
         with self._lock:
             allocations, self._allocations = self._allocations, []
         for one in allocations:

@@ -63,15 +63,20 @@ class LentFences:
         with self._lock:
             lent = self._lent.pop(token, None)
         if lent is not None:
-            _drop(*lent, gone=False)
+            _drop(*lent, gone=False, close=True)
 
-    def drop_all(self, *, gone: bool) -> None:
-        """Take everything back; ``gone`` when nothing of the peer's process is left. May be called again."""
+    def drop_all(self, *, gone: bool, hung_up: bool) -> None:
+        """Take everything back; ``gone`` when nothing of the peer's process is left. May be called again.
+
+        Descriptors are closed only when this side has ``hung_up``: one may be on its way in an answer, and its number
+        would be another file by then, which the peer would get.
+        """
         with self._lock:
             lent = list(self._lent.values())
-            self._lent.clear()
+            if hung_up:
+                self._lent.clear()
         for fence, handle in lent:
-            _drop(fence, handle, gone=gone)
+            _drop(fence, handle, gone=gone, close=hung_up)
 
     def _forget_left(self) -> None:
         """Forget consumers that closed, and fences that did; a peer that opens ten thousand has only some of them."""
@@ -86,9 +91,10 @@ class LentFences:
             close_fds(handle.fds)
 
 
-def _drop(fence: ProducerFence, handle: FenceHandle, *, gone: bool) -> None:
+def _drop(fence: ProducerFence, handle: FenceHandle, *, gone: bool, close: bool) -> None:
     """Let ``fence`` go on without a consumer that is gone, or never came."""
-    close_fds(handle.fds)
+    if close:
+        close_fds(handle.fds)
     try:
         fence.drop_consumer(handle.line, ticket=handle.ticket, gone=gone)
     except UsageError:

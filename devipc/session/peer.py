@@ -252,7 +252,7 @@ class Peer:
                 lambda: self._attempt(self.mappings.close),
                 lambda: self._attempt(self._trials.close),
                 lambda: self._ask_back(deadline),
-                lambda: self._lent_fences.drop_all(gone=self.state is PeerState.GONE),
+                lambda: self._lent_fences.drop_all(gone=self.state is PeerState.GONE, hung_up=False),
                 lambda: self._hang_up() if self._borrowed.unused else None,
             )
         )
@@ -266,7 +266,7 @@ class Peer:
     def _hang_up(self) -> None:
         self._link.close()
         self._attempt(self._trials.close)  # again: a request that was under way may have begun another
-        self._lent_fences.drop_all(gone=self.state is PeerState.GONE)
+        self._lent_fences.drop_all(gone=self.state is PeerState.GONE, hung_up=True)
         self._hung_up = True
         self._endpoint.peer_left()
 
@@ -299,7 +299,7 @@ class Peer:
         # A peer that said goodbye has unmapped everything; one that died may still have transfers in flight.
         if state in (PeerState.CLOSED, PeerState.GONE):
             self._endpoint.shares.give_back_all(self)
-            self._lent_fences.drop_all(gone=state is PeerState.GONE)
+            self._lent_fences.drop_all(gone=state is PeerState.GONE, hung_up=False)
         self._endpoint.peer_changed(self, state)
         # Only now, and by a thread that can be spared: a driver may not unmap while a wait of this process is pending.
         unmap = threading.Thread(target=self._attempt, args=(self.mappings.collect,), name="devipc-unmap", daemon=True)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from devipc import completion
+from devipc.channel import Channel
 from devipc.errors import (
     ClosedError,
     CompletionTimeout,
@@ -353,3 +356,39 @@ def test_a_close_beside_an_unshare_of_another_thread_goes_on(monkeypatch: pytest
         exporter.wait_peer()
         exporter.close()
         assert eventually(lambda: importer.state is PeerState.CLOSED)
+
+
+@pytest.mark.parametrize("what", ["fence", "block"])
+def test_descriptors_on_their_way_to_a_peer_stay_open_while_this_side_leaves(
+    exporter: Exporter, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """The number would be another file, of whoever opens one at that moment, and the peer would get that."""
+    block = exporter.allocate(4096)
+    share = exporter.share("block", block)
+    exporter.create_fence("fence")
+    send = Channel.send
+    files: list[set[int]] = []
+
+    def leave_before(channel: Channel, kind: int, *body: Any, fds: Sequence[int] = (), **options: Any) -> None:
+        if fds and channel is not importer.peer._link._channel:
+            files.append({os.fstat(fd).st_ino for fd in fds})
+            leaving = threading.Thread(target=(peer if what == "fence" else exporter).close, kwargs={"timeout_s": 0.1})
+            leaving.start()
+            leaving.join(TIMEOUT_S)
+            files.append({os.fstat(fd).st_ino for fd in fds})
+        send(channel, kind, *body, fds=fds, **options)
+
+    with Importer(exporter.path, strategy="stream_memop", timeout_s=TIMEOUT_S) as importer:
+        importer.share("back", importer.allocate(4096))
+        peer = exporter.wait_peer()
+        peer.mappings._instance = bytes(16)
+        with peer.open("back"):  # keeps the connection
+            monkeypatch.setattr(Channel, "send", leave_before)
+            with contextlib.suppress(DevIPCError):
+                (importer.open_fence if what == "fence" else importer.open)(what)
+            monkeypatch.undo()
+        before, after = files
+        assert before == after
+    if what == "block":  # kept as long as this process, since it was lent
+        exporter._memory.release(share.handle.extent)
+        exporter._memory.free(block)
