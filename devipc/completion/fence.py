@@ -19,7 +19,7 @@ from devipc.absence import need_transfer
 from devipc.completion.half import Half
 from devipc.completion.page import FencePage, check_value
 from devipc.completion.ticker import ticker
-from devipc.errors import ClosedError, CompletionTimeout, FencePoisoned, ForkError, UsageError
+from devipc.errors import ClosedError, CompletionTimeout, FencePoisoned, ForkError, ResourceExhausted, UsageError
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import Stream
 from devipc.types import MAX_FENCE_VALUE, PoisonReason, Strategy
@@ -33,6 +33,7 @@ CLOSE_TIMEOUT_S = 5.0
 """How long :meth:`Fence.close` waits for pending work before it poisons the fence."""
 _POISON_GRACE_S = 0.25
 _REPEAT_S = 1e-3
+_NO_THREAD_S = 0.1
 _log = logging.getLogger("devipc.completion")
 
 
@@ -208,7 +209,13 @@ class Fence(ABC):
             if writer_gone is not None:
                 self._writer_gone = writer_gone
         # Whether it is over is asked there: a driver that is slow to answer must not keep the next fence's poison back.
-        self._ticker.wake(self._repeat_poison)
+        self._repeat_later()
+
+    def _repeat_later(self) -> None:
+        try:
+            self._ticker.wake(self._repeat_poison)
+        except ResourceExhausted as error:
+            _log.warning("the poison of a fence is repeated, and its close ended, when there is a thread: %s", error)
 
     def _repeat_poison(self) -> float | None:
         with self._asking:  # not _lock, which poison() takes: it must not wait for what is asked here
@@ -220,7 +227,11 @@ class Fence(ABC):
                     return _REPEAT_S
                 self._releasing = True
                 # Not here: unregistering can block until another fence's wait is over, which may need this thread.
-                threading.Thread(target=self._release, name="devipc-close-fence", daemon=True).start()
+                try:
+                    threading.Thread(target=self._release, name="devipc-close-fence", daemon=True).start()
+                except RuntimeError:  # none to be had now
+                    self._releasing = False
+                    return _NO_THREAD_S
                 return None
             if not self._over():
                 return _REPEAT_S
@@ -274,14 +285,14 @@ class Fence(ABC):
         self._leave(deadline)
         if not in_time:
             self._page.poison(PoisonReason.CLOSED)
-            self._ticker.wake(self._repeat_poison)
+            self._repeat_later()
             in_time = self._page.wait_until(self._quiet, timeout_s=_POISON_GRACE_S, pause_s=_REPEAT_S)
         with self._asking:
             self._releasing, self._abandoned = in_time, not in_time
         if in_time:
             self._release()
             return
-        self._ticker.wake(self._repeat_poison)
+        self._repeat_later()
         _log.warning("fence closed with device work pending; its memory is kept until the stream lets go")
 
     def _quiet(self) -> bool:

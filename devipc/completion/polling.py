@@ -42,6 +42,11 @@ class PollingProducer(WordProducer):
         self._unused: list[Marker] = []
         self._pause_s = _FIRST_PAUSE_S
         self._closed = False
+        try:
+            self._ticker.wake(self._tick)  # now: a signal whose marker is recorded must not fail for want of a thread
+        except BaseException:
+            self._ticker.remove(self._tick)
+            raise
 
     def room(self) -> bool:
         """Return True when another marker may be pending."""

@@ -13,6 +13,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from devipc.deadline import no_thread
+
 __all__ = ["IDLE", "Task", "Ticker", "ticker"]
 
 IDLE = math.inf
@@ -43,11 +45,20 @@ class Ticker:
         self._running = False
 
     def wake(self, task: Task) -> None:
-        """Run ``task`` as soon as possible, adding it when it is new."""
+        """Run ``task`` as soon as possible, adding it when it is new.
+
+        Raises
+        ------
+        ResourceExhausted
+            When there is no thread yet, and none is to be had; the task then waits for somebody who wakes another.
+        """
         with self._condition:
             self._due[task] = 0.0
-            if not self._running:  # the new thread waits for the lock; one that cannot be had is tried again later
-                threading.Thread(target=self._run, name=self._name, daemon=True).start()
+            if not self._running:  # the new thread waits for the lock
+                try:
+                    threading.Thread(target=self._run, name=self._name, daemon=True).start()
+                except RuntimeError as error:
+                    raise no_thread("look after a fence", error) from error
                 self._running = True
             self._condition.notify()
 

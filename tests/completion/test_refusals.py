@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -142,6 +143,49 @@ def test_a_wait_that_was_interrupted_anywhere_holds_no_close(device: Device) -> 
             closing.join(5.0)
             assert not held, f"close was held up after an interrupt at place {point}"
     assert point > 10
+
+
+def no_threads(patch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    patch.setattr(threading.Thread, "start", start)
+
+
+def test_a_signal_fails_for_want_of_a_thread_before_it_is_recorded_or_not_at_all(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one that failed behind its marker nobody would know, and its value could be signalled again too early."""
+    stream = stream_of(device)
+    transfer_of(device).synchronize_stream(stream)
+    with monkeypatch.context() as patch:
+        no_threads(patch)
+        with pytest.raises(ResourceExhausted, match="no thread"):
+            create_fence(device, Strategy.POLLING)
+    with pair(device, Strategy.POLLING) as (producer, consumer), monkeypatch.context() as patch:
+        stream.call(lambda: None)
+        no_threads(patch)
+        producer.signal(stream, 1)
+        consumer.synchronize(1, 5.0)
+
+
+def test_a_close_that_no_thread_can_be_had_for_is_ended_later(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = stream_of(device)
+    fence, other = (create_fence(device, Strategy.STREAM_MEMOP) for _ in range(2))
+    hold(stream)
+    fence.signal(stream, 1)
+    with monkeypatch.context() as patch:
+        no_threads(patch)
+        fence.close(0.01)
+    page: Any = fence._page
+    assert not page.closed
+    other.poison(PoisonReason.CANCELLED)  # wakes the thread of both
+    other.close()
+    stream.resume()
+    deadline = time.monotonic() + 5.0
+    while not page.closed and time.monotonic() < deadline:
+        time.sleep(1e-3)
+    assert page.closed
 
 
 def unreachable(*_: object) -> bool:

@@ -264,13 +264,13 @@ def test_a_background_thread_that_cannot_be_had_is_tried_again(monkeypatch: pyte
     device = load_backend("host").open_device()
     assert device.transfer is not None
     stream = device.transfer.create_stream()
+    with monkeypatch.context() as patch:
+        refuse_threads(patch)
+        with pytest.raises(ResourceExhausted, match="no thread"):
+            create_fence(device, Strategy.POLLING)
     with create_fence(device, Strategy.POLLING) as fence:
         handle = fence.export()
         with open_fence(device, handle) as consumer:
-            with monkeypatch.context() as patch:
-                refuse_threads(patch)
-                with pytest.raises(RuntimeError):
-                    fence.signal(stream, 1)
             fence.signal(stream, 2)
             consumer.synchronize(2, TIMEOUT_S)
             fence.poison(PoisonReason.CANCELLED)
