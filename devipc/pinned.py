@@ -89,15 +89,17 @@ class Pins:
             for start in starts:
                 self._pinning.pin(start, min(self._step, address + nbytes - start))
                 done.append(start)
-            device_ptr = self._device_ptr(starts)
-        except BaseException as error:
+            registration = HostRegistration(address, nbytes, self._device_ptr(starts), tuple(starts))
+            self._change(registration, live=True)
+        except DevIPCError as error:
             self._pinning.settle()
             self._unpin(done)
-            if isinstance(error, DevIPCError):
-                raise self._pinning.explain(error, nbytes=nbytes, pinned=len(done) * self._step) from error
+            raise self._pinning.explain(error, nbytes=nbytes, pinned=len(done) * self._step) from error
+        except BaseException:
+            self._pinning.settle()
+            self._unpin(starts[: len(done) + 1])  # an interrupt is raised when the call of a step has returned
+            self._pinning.settle()
             raise
-        registration = HostRegistration(address, nbytes, device_ptr, tuple(starts))
-        self._change(registration, live=True)
         return registration
 
     def _device_ptr(self, starts: list[int]) -> int:
