@@ -263,7 +263,7 @@ class FencePage:
             if condition():
                 return True
             left = deadline - time.monotonic()
-            if left <= 0:
+            if not left > 0:  # also no number
                 return False
             if spins < _SPINS:
                 spins += 1

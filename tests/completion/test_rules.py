@@ -52,8 +52,9 @@ def test_a_fence_that_was_never_signalled_has_reached_nothing(device: Device, st
         for end in (producer, consumer):
             assert not end.query(1)
             assert end.value == 0
-            with pytest.raises(CompletionTimeout):
-                end.synchronize(1, 0.01)
+            for timeout_s in (0.01, 0.0, -1.0, float("nan")):
+                with pytest.raises(CompletionTimeout):
+                    end.synchronize(1, timeout_s)
 
 
 @every_strategy
