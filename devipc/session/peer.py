@@ -40,7 +40,7 @@ from devipc.session.opened import OpenedFences
 from devipc.session.remote import RemoteMemory
 from devipc.session.shares import Share, check_name
 from devipc.types import PoisonReason, Strategy
-from devipc.undoing import try_each
+from devipc.undoing import try_each, undo
 from devipc.wire import Reader
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class Peer:
         Parameters and errors as for :meth:`open`.
         """
         self._wait_for([check_name(name)], 1, wait_s)
-        token = next(self._fence_tokens)
+        token, fence = next(self._fence_tokens), None
         try:
             answer = self._ask(Kind.FENCE_OPEN, encode_token_name(token, check_name(name)), timeout_s)
             try:
@@ -176,13 +176,14 @@ class Peer:
                 fence.driving = self._endpoint.driving
             finally:
                 answer.close_fds()
-        except BaseException:
+            if not self._opened_fences.add(fence):
+                raise PeerGone(f"peer {self.pid} is {self.state.value}", remedy="connect again")
+            self._tell(Kind.FENCE_TAKEN, encode_token(token))
+        except BaseException:  # what nobody looks at would hold up the producer's ring
+            if fence is not None:
+                undo(fence.close, 0.0)
             self._tell(Kind.FENCE_RETURN, encode_token(token))
             raise
-        if not self._opened_fences.add(fence):
-            fence.close(0.0)
-            raise PeerGone(f"peer {self.pid} is {self.state.value}", remedy="connect again")
-        self._tell(Kind.FENCE_TAKEN, encode_token(token))
         return fence
 
     @property

@@ -27,6 +27,8 @@ from devipc.mappings import MappingCache, local_exports
 from devipc.probe.stage import Stage
 from devipc.registry import load_backend
 from devipc.session import Exporter, Importer, PeerState, shares
+from devipc.session.messages import Kind
+from devipc.session.peer import Peer
 from devipc.session.shares import ShareTable
 from devipc.types import OpenedExtent, PoisonReason, Strategy
 from devipc.wire import MemoryHandle
@@ -236,6 +238,27 @@ def test_hanging_up_on_one_peer_leaves_the_fences_of_the_others_alone(strategy: 
                     fence.signal(stage.stream, n)
                     kept.synchronize(n, TIMEOUT_S)
                 assert exporter.peers == (exporter.wait_peer(),)
+
+
+def test_a_fence_whose_opening_is_interrupted_at_its_end_is_closed(
+    exporter: Exporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would look at it, and the producer's ring would wait for that. Telling a stopped peer takes seconds."""
+    fence = exporter.create_fence("fence", strategy=Strategy.EVENT)
+    with Importer(exporter.path, timeout_s=TIMEOUT_S) as importer, Stage(exporter.device, 1) as stage:
+        tell = Peer._tell
+
+        def interrupt(peer: Peer, kind: Kind, body: bytes) -> bool:
+            if kind is Kind.FENCE_TAKEN:
+                raise KeyboardInterrupt
+            return tell(peer, kind, body)
+
+        monkeypatch.setattr(Peer, "_tell", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            importer.open_fence("fence")
+        for n in range(1, 20):
+            fence.signal(stage.stream, n, timeout_s=TIMEOUT_S)
+        assert fence.consumers == ()
 
 
 def test_events_that_nobody_takes_do_not_pile_up(exporter: Exporter) -> None:
