@@ -63,8 +63,11 @@ class LegacyExports:
 
 @dataclass(slots=True, eq=False)
 class _Mapped:
-    identity: bytes
+    block: bytes
+    key: bytes
     ptr: int
+    opened: Mapping
+    origin: int
     users: int = 0
 
 
@@ -72,8 +75,9 @@ class LegacyMappings:
     """Mappings of this process made from legacy handles.
 
     Several exports may lie in one block. Drivers either count the opens of it, refuse the second, or unmap for all at
-    the first close: so a block is opened once, and closed with its last user. Calls about one block come one after the
-    other, since a driver that refuses would also refuse what overlaps; those about others are not held up.
+    the first close: so a block is opened once, and closed with its last user. Where a driver opens no more than the
+    allocation, each allocation of the block is opened, once. Calls about one block come one after the other, since a
+    driver that refuses would also refuse what overlaps; those about others are not held up.
     """
 
     def __init__(self) -> None:
@@ -87,16 +91,15 @@ class LegacyMappings:
         body = payload.unpack(chunk)
         handle, block = body[: driver.HANDLE_NBYTES], body[driver.HANDLE_NBYTES :]
         _, _, block_offset, block_nbytes = _BLOCK.unpack(block)
-        identity = block[:16]
+        identity, allocation = block[:16], block[:24]
         with self._turn(identity):
-            mapped = self._mapped.get(identity)
+            mapped = self._mapped.get(identity) or self._mapped.get(allocation)
             if mapped is None:
-                native = driver.handle_from_bytes("CUipcMemHandle", handle)
-                ptr = int(driver.call("cuIpcOpenMemHandle", native, _LAZY_ENABLE_PEER_ACCESS))
-                mapped = self._mapped[identity] = _Mapped(identity, ptr)
+                mapped = _open(handle, allocation, block_offset=block_offset, block_nbytes=block_nbytes)
+                self._mapped[mapped.key] = mapped
             mapped.users += 1
             try:
-                ptr = _locate(mapped.ptr, chunk, block_offset=block_offset, block_nbytes=block_nbytes)
+                ptr = _locate(mapped, chunk, block_offset=block_offset)
             except BaseException:
                 undo(self._drop, mapped)
                 raise
@@ -104,7 +107,7 @@ class LegacyMappings:
 
     def close(self, token: _Mapped) -> None:
         """Unmap when the last user of the block closes it."""
-        with self._turn(token.identity):
+        with self._turn(token.block):
             self._drop(token)
 
     def _turn(self, identity: bytes) -> threading.Lock:
@@ -117,26 +120,36 @@ class LegacyMappings:
     def _drop(self, token: _Mapped) -> None:
         token.users -= 1
         if not token.users:
-            del self._mapped[token.identity]
+            del self._mapped[token.key]
             driver.call("cuIpcCloseMemHandle", token.ptr)
 
 
-def _locate(ptr: int, chunk: Chunk, *, block_offset: int, block_nbytes: int) -> int:
-    """Return the address of the first shared byte, from what this driver reports about the opened ``ptr``."""
-    opened = Mapping(*(int(value) for value in driver.call("cuMemGetAddressRange", ptr)))
-    check_chunk(chunk, driver_nbytes=min(opened.nbytes, chunk.allocation_nbytes))
-    if opened.nbytes >= block_nbytes:
-        start = opened.base + block_offset
-        if ptr not in (opened.base, start):
+def _open(handle: bytes, allocation: bytes, *, block_offset: int, block_nbytes: int) -> _Mapped:
+    """Open a handle, and find out from what this driver reports whether that is the block or the allocation in it."""
+    native = driver.handle_from_bytes("CUipcMemHandle", handle)
+    ptr = int(driver.call("cuIpcOpenMemHandle", native, _LAZY_ENABLE_PEER_ACCESS))
+    try:
+        opened = Mapping(*(int(value) for value in driver.call("cuMemGetAddressRange", ptr)))
+        if opened.nbytes < block_nbytes:
+            return _Mapped(allocation[:16], allocation, ptr, opened, origin=ptr - block_offset)
+        if ptr - opened.base not in (0, block_offset):
             raise HandleError(
                 f"the driver opened the handle {ptr - opened.base} bytes into the block, neither at its beginning nor"
                 f" at the allocation ({block_offset})",
                 code="unknown_place",
                 remedy="export memory of whole 2 MiB blocks, or use kind 'vmm_fd'",
             )
-    else:
-        start = ptr
-    first = start + chunk.offset
+    except BaseException:
+        undo(driver.call, "cuIpcCloseMemHandle", ptr)
+        raise
+    return _Mapped(allocation[:16], allocation[:16], ptr, opened, origin=opened.base)
+
+
+def _locate(mapped: _Mapped, chunk: Chunk, *, block_offset: int) -> int:
+    """Return the address of the first shared byte, from what this driver reported about what it opened."""
+    opened = mapped.opened
+    check_chunk(chunk, driver_nbytes=min(opened.nbytes, chunk.allocation_nbytes))
+    first = mapped.origin + block_offset + chunk.offset
     if first < opened.base or first + chunk.nbytes > opened.end:
         raise BoundsError(
             f"the shared range leaves the {opened.nbytes} bytes that the driver opened",

@@ -101,6 +101,37 @@ def test_small_allocations_open_at_their_own_bytes(small_open: int, second_open:
             cu.cuMemFree(ptr)
 
 
+def open_side_by_side(device: Any, sim: Any, channel: Channel) -> None:
+    opened = [device.memory.open(channel.receive_extent()) for _ in range(4)]
+    with staging(device) as host:
+        channel.send([host.read(each.ptr, 8).hex() for each in opened])
+        device.memory.close(opened.pop(0))
+        assert [host.read(each.ptr, 8) for each in opened] == [bytes([seed]) * 8 for seed in (2, 3, 3)]
+    for each in opened:
+        device.memory.close(each)
+
+
+@pytest.mark.parametrize("small_open", [0, 1])
+@pytest.mark.parametrize("second_open", [0, 1, 2])
+@simulated()
+def test_small_allocations_of_one_block_are_open_at_once(
+    small_open: int, second_open: int, device: Any, sim: Any
+) -> None:
+    """What the driver opened for one of them is not taken for another that lies in the same block."""
+    cu = bindings()
+    environment = {"DEVSIM_SMALL_OPEN": str(small_open), "DEVSIM_SECOND_OPEN": str(second_open), **os.environ}
+    with device.context, staging(device) as host, peer(open_side_by_side, environment) as other:
+        blocks = [int(cu.cuMemAlloc(1000)[1]) for _ in range(3)]
+        for seed, ptr in enumerate(blocks, 1):
+            host.write(ptr + 8, bytes([seed]) * 8)
+        for ptr in (*blocks, blocks[2]):
+            other.channel.send_extent(device.memory.export(ptr + 8, 900))
+        assert other.channel.receive() == [(bytes([seed]) * 8).hex() for seed in (1, 2, 3, 3)]
+        other.finish()
+        for ptr in blocks:
+            cu.cuMemFree(ptr)
+
+
 def open_twice(device: Any, sim: Any, channel: Channel) -> None:
     extents = [channel.receive_extent() for _ in range(2)]
     opened = [device.memory.open(extent) for extent in extents]
