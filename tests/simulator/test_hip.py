@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -182,6 +183,26 @@ def test_dma_bufs(start: Callable[..., Any]) -> None:
     with start(make_dmabuf) as one, start(make_dmabuf, dmabuf=0) as two:
         assert one.result() == [1, 0, True]
         assert two.result() == [801, 801, False]
+
+
+def keep_a_buffer(parent: Parent) -> object:
+    """How many mappings there are when external memory is destroyed, and when what was mapped of it is freed."""
+    ptr, fd = need("hipMalloc", 4 * MIB), (ctypes.c_int * 1)(-1)
+    need("hipMemGetHandleForAddressRange", fd, ptr, 4 * MIB, member("hipMemRangeHandleType", 1), 0)
+    handle = ctypes.create_string_buffer(struct.pack("=i4xi12xQI64x4x", 1, fd[0], 4 * MIB, 0))
+    external = need("hipImportExternalMemory", handle)
+    part = ctypes.create_string_buffer(struct.pack("=QQI64x4x", 0, 4 * MIB, 0))
+    buffer = need("hipExternalMemoryGetMappedBuffer", external, part)
+    found = []
+    for name, what in (("hipDestroyExternalMemory", external), ("hipFree", buffer)):
+        need(name, what)
+        found.append(simulator().counter("live_mappings"))
+    return [*found, hip("hipFree", buffer)[0]]
+
+
+def test_a_mapped_buffer_keeps_external_memory(start: Callable[..., Any]) -> None:
+    with start(keep_a_buffer) as one:
+        assert one.result() == [1, 0, 1]
 
 
 # --- events and waits -------------------------------------------------------------------------------------------------

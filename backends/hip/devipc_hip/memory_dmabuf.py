@@ -4,13 +4,15 @@ Owns exporting, opening and closing of that kind, and where it is not offered. A
 current.
 
 Sources: ``hipMemGetHandleForAddressRange`` came with runtime 7.0; on 7.2 the allocation after an export may crash in
-the layer below (ROCm/rocm-systems 8517). A dma-buf tells its size to ``lseek`` (Linux, dma-buf documentation).
+the layer below (ROCm/rocm-systems 8517). A dma-buf tells its size to ``lseek`` (Linux, dma-buf documentation). A mapped
+buffer keeps the memory until ``hipFree``, also when the external memory is destroyed (ROCm/clr, hip_memory.cpp).
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from functools import partial
 
 from devipc.spi import (
     PAGE_NBYTES,
@@ -32,13 +34,14 @@ from devipc.spi import (
     explain_missing_fd,
     note_left,
     round_up,
+    try_each,
     undo,
 )
 from devipc_hip import driver, layouts, payload
 from devipc_hip.context import Context
 from devipc_hip.memory_plain import NO_CANARY, TAIL_NBYTES, allocate_plain, attach, check_opened
 from devipc_hip.memory_query import Mapping
-from devipc_hip.opening import let_go, open_in_time
+from devipc_hip.opening import let_go, not_let_go, open_in_time
 from devipc_hip.status import INVALID_VALUE
 
 __all__ = ["DmabufKind", "DmabufMapping", "close_dmabuf", "export_dmabuf", "open_dmabuf"]
@@ -126,7 +129,10 @@ class DmabufKind:
         try:
             mapping = open_dmabuf(extent, self._context).token
             assert isinstance(mapping, DmabufMapping)
-            let_go("hipDestroyExternalMemory", mapping.memory)
+            try:
+                close_dmabuf(mapping)
+            except DevIPCError as error:
+                raise not_let_go(error) from error
         finally:
             close_fds(extent.fds)
 
@@ -212,15 +218,24 @@ def _open_once(fd: int, chunk: Chunk, canary: bytes, whole: int, context: Contex
             ) from error
         raise explain_missing_fd(error, backend="hip") from error
     try:
-        part = layouts.external_part(whole)
-        mapping = DmabufMapping(memory, int(driver.call("hipExternalMemoryGetMappedBuffer", memory, part)))
+        mapping = _map(memory, whole)
+    finally:
+        own.close()
+    try:
         check_opened(mapping.ptr, chunk, canary, _opened(mapping.ptr, chunk, canary, whole), context)
+    except BaseException:
+        undo(close_dmabuf, mapping)
+        raise
+    return mapping
+
+
+def _map(memory: int, whole: int) -> DmabufMapping:
+    try:
+        ptr = driver.call("hipExternalMemoryGetMappedBuffer", memory, layouts.external_part(whole))
     except BaseException:
         undo(driver.call, "hipDestroyExternalMemory", memory)
         raise
-    finally:
-        own.close()
-    return mapping
+    return DmabufMapping(memory, int(ptr))
 
 
 def _opened(ptr: int, chunk: Chunk, canary: bytes, whole: int) -> Mapping:
@@ -232,5 +247,10 @@ def _opened(ptr: int, chunk: Chunk, canary: bytes, whole: int) -> Mapping:
 
 
 def close_dmabuf(mapping: DmabufMapping) -> None:
-    """Unmap."""
-    driver.call("hipDestroyExternalMemory", mapping.memory)
+    """Unmap; blocks for all work of the device."""
+    try_each(
+        [
+            partial(driver.call, "hipFree", mapping.ptr),
+            partial(driver.call, "hipDestroyExternalMemory", mapping.memory),
+        ]
+    )

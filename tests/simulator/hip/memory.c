@@ -37,6 +37,9 @@ API(hipFree, (void *pointer), (pointer)) {
   bool pooled = range && range->kind == DS_POOL && range->start == (uint64_t)pointer;
   ds_unlock();
   hip_settle(place);
+  uint64_t start = 0;
+  if (hip_take_buffer((uint64_t)pointer, &start))
+    return hip_code(ds_close(start), NULL);
   return hip_code(pooled ? ds_pool_free((uint64_t)pointer) : ds_free((uint64_t)pointer), NULL);
 }
 

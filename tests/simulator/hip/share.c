@@ -73,6 +73,27 @@ struct external {
   uint64_t start;
 };
 
+/* Buffers mapped from external memory. Each keeps the memory until it is freed, also when that is destroyed. */
+static struct buffer {
+  uint64_t pointer, start;
+  struct buffer *next;
+} *buffers;
+
+bool hip_take_buffer(uint64_t pointer, uint64_t *start) {
+  ds_lock();
+  struct buffer **at = &buffers;
+  while (*at && (*at)->pointer != pointer)
+    at = &(*at)->next;
+  struct buffer *found = *at;
+  if (found) {
+    *at = found->next;
+    *start = found->start;
+  }
+  ds_unlock();
+  free(found);
+  return found;
+}
+
 API(hipImportExternalMemory, (struct external **out, const hipExternalHandle *from), (out, from)) {
   struct place *place = NULL;
   uint64_t start = 0;
@@ -94,9 +115,16 @@ API(hipExternalMemoryGetMappedBuffer, (void **out, struct external *memory, cons
   ds_lock();
   struct ds_range *range = ds_find(memory->start);
   bool inside = range && part->size && part->offset <= range->bytes && part->size <= range->bytes - part->offset;
-  ds_unlock();
-  if (inside)
+  if (inside) {
     *out = (void *)(memory->start + part->offset);
+    range->opens++;
+    struct buffer *buffer = malloc(sizeof *buffer);
+    if (!buffer)
+      abort();
+    *buffer = (struct buffer){(uint64_t)*out, memory->start, buffers};
+    buffers = buffer;
+  }
+  ds_unlock();
   return inside ? HIP_OK : HIP_INVALID_VALUE;
 }
 
