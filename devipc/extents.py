@@ -103,11 +103,17 @@ def check_chunk(chunk: Chunk, *, driver_nbytes: int) -> None:
     Raises
     ------
     BoundsError
-        When the shared part does not lie inside ``driver_nbytes``.
+        When the shared part does not lie inside the allocation, or that is announced larger than ``driver_nbytes``.
     """
-    if chunk.offset < 0 or chunk.nbytes <= 0 or chunk.offset + chunk.nbytes > driver_nbytes:
+    if chunk.allocation_nbytes > driver_nbytes:
+        raise BoundsError(
+            f"the driver reports an allocation of {driver_nbytes} bytes, the exporter announced"
+            f" {chunk.allocation_nbytes}",
+            remedy="the exporter's handle is wrong or was changed on the way; export again",
+        )
+    if chunk.offset < 0 or chunk.nbytes <= 0 or chunk.offset + chunk.nbytes > chunk.allocation_nbytes:
         raise BoundsError(
             f"shared range [{chunk.offset}, {chunk.offset + chunk.nbytes}) leaves the allocation of"
-            f" {driver_nbytes} bytes that the driver reports",
+            f" {chunk.allocation_nbytes} bytes",
             remedy="the exporter's handle is wrong or was changed on the way; export again",
         )

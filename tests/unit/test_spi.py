@@ -56,7 +56,7 @@ def test_descriptors_are_closed_once_each_whatever_happened_to_them() -> None:
 def test_a_chunk_must_lie_inside_what_the_driver_reports(
     offset: int, nbytes: int, driver_nbytes: int, *, fits: bool
 ) -> None:
-    chunk = Chunk(2**40, offset, nbytes)
+    chunk = Chunk(driver_nbytes, offset, nbytes)
     if fits:
         spi.check_chunk(chunk, driver_nbytes=driver_nbytes)
     else:
@@ -64,6 +64,12 @@ def test_a_chunk_must_lie_inside_what_the_driver_reports(
             spi.check_chunk(chunk, driver_nbytes=driver_nbytes)
         assert isinstance(caught.value, HandleError)
         assert caught.value.remedy
+
+
+def test_an_allocation_is_not_larger_than_the_driver_reports() -> None:
+    with pytest.raises(BoundsError, match="announced 8192"):
+        spi.check_chunk(Chunk(8192, 0, 1), driver_nbytes=8191)
+    spi.check_chunk(Chunk(8192, 0, 1), driver_nbytes=8193)  # rounded up
 
 
 def test_a_trace_sees_calls_until_its_block_ends() -> None:

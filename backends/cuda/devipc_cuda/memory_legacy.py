@@ -147,12 +147,11 @@ def _open(handle: bytes, allocation: bytes, *, block_offset: int, block_nbytes: 
 
 def _locate(mapped: _Mapped, chunk: Chunk, *, block_offset: int) -> int:
     """Return the address of the first shared byte, from what this driver reported about what it opened."""
-    opened = mapped.opened
-    check_chunk(chunk, driver_nbytes=min(opened.nbytes, chunk.allocation_nbytes))
-    first = mapped.origin + block_offset + chunk.offset
-    if first < opened.base or first + chunk.nbytes > opened.end:
+    base = mapped.origin + block_offset
+    if base < mapped.opened.base:
         raise BoundsError(
-            f"the shared range leaves the {opened.nbytes} bytes that the driver opened",
+            f"the allocation begins in front of the {mapped.opened.nbytes} bytes that the driver opened",
             remedy="the exporter's handle is wrong or was changed on the way; export again",
         )
-    return first
+    check_chunk(chunk, driver_nbytes=mapped.opened.end - base)
+    return base + chunk.offset

@@ -150,8 +150,8 @@ class PoolImports:
                 pointer = self._import(identity, allocation, data, fd=extent.fds[0])
             pointer.users += 1
             try:
-                _, driver_nbytes = driver.call("cuMemGetAddressRange", pointer.ptr)
-                check_chunk(chunk, driver_nbytes=min(int(driver_nbytes), chunk.allocation_nbytes))
+                base, nbytes = driver.call("cuMemGetAddressRange", pointer.ptr)
+                check_chunk(chunk, driver_nbytes=int(base) + int(nbytes) - pointer.ptr)
             except BaseException:
                 undo(self._drop, pointer)
                 raise

@@ -223,6 +223,7 @@ def refusal(other: Any, extent: ExportedExtent) -> tuple[str, str]:
 @pytest.mark.parametrize("kind", KINDS)
 @simulated()
 def test_sizes_are_checked_by_the_importer(kind: str, device: Any, sim: Any) -> None:
+    """Also that of the allocation around the range: whatever lies in it is taken for the peer's."""
     block = device.memory.allocate(2 * MIB, kind=HandleKind(kind))
     extent = device.memory.export(block.ptr, block.nbytes)
     with peer(refuse) as other:
@@ -231,9 +232,10 @@ def test_sizes_are_checked_by_the_importer(kind: str, device: Any, sim: Any) -> 
             changed(extent, nbytes=big, allocation_nbytes=big),
             changed(extent, offset=1),
             changed(extent, offset=big, nbytes=1, allocation_nbytes=2 * big),
+            changed(extent, allocation_nbytes=64 * MIB),
         ):
             name, _ = refusal(other, wrong)
-            assert name == "BoundsError"
+            assert name == "BoundsError", wrong
         assert refusal(other, extent)[0] == "opened"
         other.channel.send("end")
     device.memory.release(extent)

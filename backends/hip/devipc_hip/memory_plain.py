@@ -84,7 +84,7 @@ def check_opened(ptr: int, chunk: Chunk, canary: bytes, opened: Mapping, context
         When it is other memory.
     """
     room = opened.end - ptr
-    check_chunk(chunk, driver_nbytes=min(room, chunk.allocation_nbytes))
+    check_chunk(chunk, driver_nbytes=room)
     if canary == NO_CANARY:
         if room != chunk.allocation_nbytes:
             raise WrongMemory(

@@ -77,7 +77,7 @@ class Imports:
                 mapped = self._mapped[identity] = _Mapped(identity, self._open(raw, extent.fds[0]))
             mapped.users += 1
             try:
-                check_chunk(chunk, driver_nbytes=min(self._reach(mapped.ptr, memory_type), chunk.allocation_nbytes))
+                check_chunk(chunk, driver_nbytes=self._reach(mapped.ptr, memory_type))
             except BaseException:
                 undo(self._drop, mapped)
                 raise

@@ -246,6 +246,8 @@ def test_what_comes_from_elsewhere_is_checked_first(device: Any, sim: Any) -> No
     assert sim.calls("zeMemOpenIpcHandle") == opens
     with pytest.raises(BoundsError):
         device.memory.open(changed(extent, offset=4 * MIB - 1, nbytes=2, allocation_nbytes=64 * MIB))
+    with pytest.raises(BoundsError):
+        device.memory.open(changed(extent, allocation_nbytes=64 * MIB))
     with pytest.raises(HandleError, match="host memory opened device memory"):
         device.memory.open(changed(extent, payload=good[:1] + b"\x01" + good[2:]))
     assert sim.counter("live_mappings") == 0
