@@ -23,10 +23,12 @@ from devipc.spi import (
     CapabilityError,
     Chunk,
     Descriptor,
+    DeviceLostError,
     DevIPCError,
     ExportedExtent,
     HandleKind,
     OpenedExtent,
+    ResourceExhausted,
     UsageError,
     Verdict,
     check_chunk,
@@ -296,12 +298,14 @@ class VmmImports:
             return self._by_address
 
     def _takes_address(self, own: Descriptor) -> bool:
+        """Try it. What ran out, or was lost, says nothing, and a number where an address is taken ends the process."""
         try:
             handle = self._import_in_time(own, by_address=True)
-        except DevIPCError as error:
-            own.close(after=error)
-            if error.code == "driver_blocked":
-                raise
+        except DevIPCError as failed:
+            error = explain_missing_fd(failed, backend="hip")
+            own.close(after=failed)
+            if error.code == "driver_blocked" or isinstance(error, ResourceExhausted | DeviceLostError):
+                raise error from failed
             return False
         try:
             let_go("hipMemRelease", handle)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import os
+import resource
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from devipc.spi import (
     DriverError,
     HandleKind,
     MemoryKind,
+    ResourceExhausted,
     UsageError,
 )
 
@@ -104,6 +108,58 @@ def test_descriptors_by_address(mode: int, device: Any, sim: Any) -> None:
         assert asked(other, "open", extent) == ["opened", "", ""]
         other.channel.send("end")
         other.finish()
+    device.memory.release(extent)
+    device.memory.free(block)
+
+
+def open_short(device: Any, sim: Any, channel: Channel) -> None:
+    """Open while memory is short, or descriptors are, and when they are not any more."""
+    extent = channel.receive_extent()
+    sim.inject("hipMemImportFromShareableHandle@1=2")
+    with pytest.raises(ResourceExhausted) as caught:
+        device.memory.open(extent)
+    assert caught.value.code == "device_memory"
+    with few_descriptors(sim), pytest.raises(ResourceExhausted) as caught:
+        device.memory.open(extent)
+    assert caught.value.code == "fds"
+    device.memory.close(device.memory.open(extent))
+    for fd in extent.fds:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def few_descriptors(sim: Any) -> Iterator[None]:
+    """Let the runtime's import be the one for which none is left, which it calls an invalid value."""
+    memory_vmm: Any = importlib.import_module("devipc_hip.memory_vmm")
+    taken: list[int] = []
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    wait = memory_vmm.open_in_time
+
+    def short(*args: Any) -> Any:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        return wait(*args)
+
+    sim.inject("hipMemImportFromShareableHandle@1=1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory_vmm, "open_in_time", short)
+        try:
+            yield
+        finally:
+            for fd in taken:
+                os.close(fd)
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@simulated(fd_by_pointer=1)
+def test_what_ran_out_does_not_tell_how_descriptors_are_passed(device: Any, sim: Any) -> None:
+    """The runtime would follow a number as if it were an address."""
+    block = device.memory.allocate(MIB, kind=HandleKind.VMM_FD)
+    extent = device.memory.export(block.ptr, MIB)
+    with peer(open_short) as other:
+        other.channel.send_extent(extent)
     device.memory.release(extent)
     device.memory.free(block)
 
