@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
+import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -70,3 +72,22 @@ def pattern(seed: int, nbytes: int) -> bytes:
 def changed(extent: ExportedExtent, **changes: Any) -> ExportedExtent:
     """Return the extent with changed fields of its first chunk."""
     return replace(extent, chunks=(replace(extent.chunks[0], **changes), *extent.chunks[1:]))
+
+
+@contextmanager
+def few_descriptors(left: int) -> Iterator[None]:
+    """Let this process have no more than ``left`` descriptors to open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    taken: list[int] = []
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        for _ in range(left):
+            os.close(taken.pop())
+        yield
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

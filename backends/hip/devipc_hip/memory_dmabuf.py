@@ -208,15 +208,16 @@ def _open_once(fd: int, chunk: Chunk, canary: bytes, whole: int, context: Contex
             lambda opened: driver.call("hipDestroyExternalMemory", opened),
             "hipImportExternalMemory",
         )
-    except DevIPCError as error:
-        own.close(after=error)
-        if error.status is not None and error.status.value == INVALID_VALUE:
+    except DevIPCError as failed:
+        error = explain_missing_fd(failed, backend="hip")  # before one is given back
+        own.close(after=failed)
+        if error is failed and error.status is not None and error.status.value == INVALID_VALUE:
             raise BoundsError(
                 f"the runtime cannot map {whole} bytes of the descriptor",
                 remedy="the exporter's handle is wrong or was changed on the way; export again",
                 status=error.status,
             ) from error
-        raise explain_missing_fd(error, backend="hip") from error
+        raise error from failed
     try:
         mapping = _map(memory, whole)
     finally:

@@ -184,9 +184,10 @@ class PoolImports:
                 lambda opened: driver.call("hipMemPoolDestroy", opened),
                 "hipMemPoolImportFromShareableHandle",
             )
-        except DevIPCError as error:
-            own.close(after=error)
-            raise explain_missing_fd(error, backend="hip") from error
+        except DevIPCError as failed:
+            error = explain_missing_fd(failed, backend="hip")  # before one is given back
+            own.close(after=failed)
+            raise error from failed
         own.close()
         try:
             # Access does not travel with the pool.

@@ -268,9 +268,10 @@ class VmmImports:
         by_address = self._is_by_address()
         try:
             return self._import_in_time(own, by_address=by_address)
-        except DevIPCError as error:
-            own.close(after=error)
-            raise explain_missing_fd(error, backend="hip") from error
+        except DevIPCError as failed:
+            error = explain_missing_fd(failed, backend="hip")  # before one is given back
+            own.close(after=failed)
+            raise error from failed
 
     def _import_in_time(self, own: Descriptor, *, by_address: bool) -> int:
         return open_in_time(

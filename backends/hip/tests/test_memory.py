@@ -6,13 +6,12 @@ import contextlib
 import ctypes
 import importlib
 import os
-import resource
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from backends.testing.helpers import pattern, staging
+from backends.testing.helpers import few_descriptors, pattern, staging
 from backends.testing.partners import asked, hold
 from devipc.spi import (
     CapabilityError,
@@ -119,7 +118,7 @@ def open_short(device: Any, sim: Any, channel: Channel) -> None:
     with pytest.raises(ResourceExhausted) as caught:
         device.memory.open(extent)
     assert caught.value.code == "device_memory"
-    with few_descriptors(sim), pytest.raises(ResourceExhausted) as caught:
+    with no_descriptor(sim), pytest.raises(ResourceExhausted) as caught:
         device.memory.open(extent)
     assert caught.value.code == "fds"
     device.memory.close(device.memory.open(extent))
@@ -128,29 +127,19 @@ def open_short(device: Any, sim: Any, channel: Channel) -> None:
 
 
 @contextlib.contextmanager
-def few_descriptors(sim: Any) -> Iterator[None]:
+def no_descriptor(sim: Any) -> Iterator[None]:
     """Let the runtime's import be the one for which none is left, which it calls an invalid value."""
     memory_vmm: Any = importlib.import_module("devipc_hip.memory_vmm")
-    taken: list[int] = []
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
     wait = memory_vmm.open_in_time
+    with contextlib.ExitStack() as taken, pytest.MonkeyPatch.context() as patch:
 
-    def short(*args: Any) -> Any:
-        with contextlib.suppress(OSError):
-            while True:
-                taken.append(os.open("/dev/null", os.O_RDONLY))
-        return wait(*args)
+        def short(*args: Any) -> Any:
+            taken.enter_context(few_descriptors(0))
+            return wait(*args)
 
-    sim.inject("hipMemImportFromShareableHandle@1=1")
-    with pytest.MonkeyPatch.context() as patch:
+        sim.inject("hipMemImportFromShareableHandle@1=1")
         patch.setattr(memory_vmm, "open_in_time", short)
-        try:
-            yield
-        finally:
-            for fd in taken:
-                os.close(fd)
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        yield
 
 
 @simulated(fd_by_pointer=1)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from backends.testing.helpers import changed
+from backends.testing.helpers import changed, few_descriptors
 from backends.testing.partners import asked, hold
 from devipc.spi import (
     CapabilityError,
@@ -123,6 +123,22 @@ def test_descriptors_of_something_else_are_refused(kind: str, device: Any, sim: 
         with pytest.raises((HandleError, DriverError)):
             device.memory.open(replace(extent, fds=(each,)))
         os.close(each)
+    device.memory.release(extent)
+    device.memory.free(block)
+
+
+@pytest.mark.parametrize("kind", ["vmm_fd", "pool", "dmabuf"])
+@simulated()
+def test_an_import_without_descriptors_says_so(kind: str, device: Any, sim: Any) -> None:
+    """The runtime calls it an invalid value, while the one that it was given is the last."""
+    block = device.memory.allocate(MIB, kind=HandleKind(kind))
+    extent = device.memory.export(block.ptr, 4096)
+    device.memory.close(device.memory.open(extent))
+    sim.inject(f"{'hipMemPoolImportFromShareableHandle' if kind == 'pool' else OPENS[kind]}@1=1")
+    with few_descriptors(1), pytest.raises(ResourceExhausted) as caught:
+        device.memory.open(extent)
+    assert caught.value.code == "fds"
+    device.memory.close(device.memory.open(extent))
     device.memory.release(extent)
     device.memory.free(block)
 

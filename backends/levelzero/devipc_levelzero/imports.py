@@ -86,11 +86,11 @@ class Imports:
     def _open(self, raw: bytes, fd: int) -> int:
         context, out = self._context, ctypes.c_void_p()
         check_place(raw, fd)
-        try:
-            with patched(raw, fd) as handle:
+        with patched(raw, fd) as handle:
+            try:
                 context.call("zeMemOpenIpcHandle", context.handle, context.device, handle, 0, ctypes.byref(out))
-        except DevIPCError as error:
-            raise explain_missing_fd(error, backend="levelzero") from error
+            except DevIPCError as error:  # here, before the descriptor of the handle is given back
+                raise explain_missing_fd(error, backend="levelzero") from error
         return int(out.value or 0)
 
     def _reach(self, ptr: int, memory_type: int) -> int:

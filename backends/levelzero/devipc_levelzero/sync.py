@@ -31,6 +31,7 @@ from devipc.spi import (
     Stream,
     UsageError,
     Verdict,
+    explain_missing_fd,
     file_of,
     undo,
 )
@@ -214,7 +215,10 @@ class LevelZeroEvents:
         made = ctypes.c_void_p()
         try:
             with patched(raw, fd) as handle:
-                self._context.call("zeEventPoolOpenIpcHandle", self._context.handle, handle, ctypes.byref(made))
+                try:
+                    self._context.call("zeEventPoolOpenIpcHandle", self._context.handle, handle, ctypes.byref(made))
+                except DevIPCError as error:  # here, before the descriptors are given back
+                    raise explain_missing_fd(error, backend="levelzero") from error
         finally:
             os.close(fd)
         pool = self._opened[identity] = _Pool(int(made.value or 0), identity)

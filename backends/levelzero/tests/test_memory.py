@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from backends.testing.helpers import changed, pattern, staging
+from backends.testing.helpers import changed, few_descriptors, pattern, staging
 from devipc.spi import (
     BoundsError,
     CapabilityError,
@@ -19,6 +19,7 @@ from devipc.spi import (
     HandleError,
     HandleKind,
     MemoryKind,
+    ResourceExhausted,
     UsageError,
     Verdict,
 )
@@ -251,6 +252,20 @@ def test_what_comes_from_elsewhere_is_checked_first(device: Any, sim: Any) -> No
     with pytest.raises(HandleError, match="host memory opened device memory"):
         device.memory.open(changed(extent, payload=good[:1] + b"\x01" + good[2:]))
     assert sim.counter("live_mappings") == 0
+    device.memory.release(extent)
+    device.memory.free(block)
+
+
+@simulated()
+def test_an_import_without_descriptors_says_so(device: Any, sim: Any) -> None:
+    """The driver calls it an invalid argument, while the one that it was given is the last."""
+    block = device.memory.allocate(MIB)
+    extent = device.memory.export(block.ptr, MIB)
+    sim.inject(f"zeMemOpenIpcHandle@1={0x78000004}")
+    with few_descriptors(1), pytest.raises(ResourceExhausted) as caught:
+        device.memory.open(extent)
+    assert caught.value.code == "fds"
+    device.memory.close(device.memory.open(extent))
     device.memory.release(extent)
     device.memory.free(block)
 

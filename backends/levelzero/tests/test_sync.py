@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from backends.testing.helpers import staging
+from backends.testing.helpers import few_descriptors, staging
 from devipc.spi import CapabilityError, DevIPCError, HandleError, Mechanism, ResourceExhausted, UsageError, Verdict
 
 from .peers import Channel, peer, simulated
@@ -194,6 +194,20 @@ def test_made_up_handles_are_refused(device: Any, sim: Any) -> None:
         assert caught.value.remedy
     assert sim.calls("zeEventPoolOpenIpcHandle") == opens
     assert sim.counter("live_pools") == 2
+    events.destroy(event)
+
+
+@simulated()
+def test_an_open_without_descriptors_says_so(device: Any, sim: Any) -> None:
+    """The driver calls it an invalid argument, while those that it takes are the last."""
+    events = device.sync.events
+    event = events.create()
+    payload = events.export(event)
+    sim.inject(f"zeEventPoolOpenIpcHandle@1={0x78000004}")
+    with few_descriptors(2), pytest.raises(ResourceExhausted) as caught:
+        events.open(payload)
+    assert caught.value.code == "fds"
+    events.destroy(events.open(payload))
     events.destroy(event)
 
 
