@@ -243,6 +243,7 @@ class LevelZeroEvents:
             self._await_last(own)
         with used.lock:
             self._context.call("zeEventHostReset", own.native)
+            own.recorded = False  # until a list has it again: nobody else would ever set it
             self._context.call("zeCommandListAppendBarrier", used.handle, own.native, 0, None)
         own.recorded = True
 

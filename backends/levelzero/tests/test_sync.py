@@ -53,6 +53,29 @@ def test_event_rules(device: Any, sim: Any) -> None:
 
 
 @simulated()
+def test_a_record_that_fails_is_not_waited_for(device: Any, sim: Any) -> None:
+    """Nothing will ever set the event, which was set back already."""
+    events = device.sync.events
+    event = events.create()
+    with staging(device) as host:
+        events.record(event, host.stream)
+        host.transfer.synchronize_stream(host.stream)
+        sim.inject(f"zeCommandListAppendBarrier@1={0x70000002}")
+        with pytest.raises(ResourceExhausted):
+            events.record(event, host.stream)
+        assert not events.query(event)
+        events.record(event, host.stream)
+        host.transfer.synchronize_stream(host.stream)
+        assert events.query(event)
+        sim.inject(f"zeCommandListAppendBarrier@1={0x70000002}")
+        with pytest.raises(ResourceExhausted):
+            events.record(event, host.stream)
+    pools = sim.counter("live_pools")
+    events.destroy(event)
+    assert sim.counter("live_pools") == pools - 1
+
+
+@simulated()
 def test_a_pending_record_holds_the_next_one_back(device: Any, sim: Any) -> None:
     """Its signal would be taken for the next one's, so a second record waits for it, and says so in the end."""
     from devipc_levelzero import sync
