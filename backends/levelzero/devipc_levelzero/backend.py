@@ -90,10 +90,9 @@ class LevelZeroDevice:
         }
 
     def close(self) -> None:
-        """Give the context back. Idempotent. Mappings must be closed before."""
+        """Give the context back, unless work is queued that sets an event. Idempotent. Close mappings before."""
         if not self.context.closed:
-            driver.quietly(self._sync.events.close)
-            self.context.close()
+            self.context.close(keep=not self._sync.events.close())
 
     @property
     def closed(self) -> bool:

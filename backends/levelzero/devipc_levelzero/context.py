@@ -234,14 +234,18 @@ class Context:
         """Destroy a list whose work is done."""
         self.call("zeCommandListDestroy", stream.handle)
 
-    def close(self) -> None:
-        """Give everything back. Idempotent; never raises, since it may run at interpreter exit or in a fork."""
+    def close(self, *, keep: bool = False) -> None:
+        """Give everything back. Idempotent; never raises, since it may run at interpreter exit or in a fork.
+
+        The context stays with the process where a list may still set an event of it: one of ours, or with ``keep`` one
+        of somebody else's.
+        """
         with self._lock:
             context, self._context = self._context, None
         if context is None:
             return
         try:
-            if self.events.close():
+            if self.events.close() and not keep:
                 driver.attempt("zeContextDestroy", context)
         except DevIPCError:
             pass

@@ -193,14 +193,13 @@ class EventArena:
     def close(self) -> bool:
         """Destroy pools of which nothing is at work; return whether that was all. The others stay with the process."""
         with self._lock:
-            busy = [event for event in self._retired if self._at_work(event)]
             pools, self._pools = self._pools, []
             self._retired.clear()
-        kept = {id(event.pool) for event in busy}
+        busy = [pool for pool in pools if any(self._at_work(event) for event in pool.made if event not in pool.free)]
         for pool in pools:
-            if id(pool) not in kept:
+            if pool not in busy:
                 self._destroy(pool)
-        return not kept
+        return not busy
 
     @staticmethod
     def _at_work(event: Event) -> bool:

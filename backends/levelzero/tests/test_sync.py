@@ -12,7 +12,7 @@ import pytest
 from backends.testing.helpers import few_descriptors, staging
 from devipc.spi import CapabilityError, DevIPCError, HandleError, Mechanism, ResourceExhausted, UsageError, Verdict
 
-from .peers import Channel, peer, simulated
+from .peers import Channel, open_device, peer, simulated
 
 
 @simulated()
@@ -244,6 +244,25 @@ def test_pools_go_with_their_last_event(device: Any, sim: Any) -> None:
         events.destroy(event)
     assert (sim.counter("live_pools"), sim.counter("fds")) == before
     assert sim.counter("unreturned_handles") == 0
+
+
+@pytest.mark.parametrize("what", ["shared", "closed", "marker"])
+@simulated(bare=True)
+def test_a_device_that_is_closed_keeps_what_a_list_will_set(what: str, sim: Any) -> None:
+    """A stream outlives what it was to tell: a borrowed one, or that of somebody who gave up."""
+    device = open_device()
+    stream, events = device.transfer.create_stream(), device.sync.events
+    sim.stall()
+    if what == "marker":
+        device.transfer.record(device.transfer.create_marker(), stream)
+    else:
+        events.record(event := events.create(), stream)
+        if what == "closed":
+            events.destroy(event)
+    device.close()
+    assert sim.counter("live_pools") == 1, "what will be set is gone"
+    assert sim.calls("zeContextDestroy") == 0
+    sim.stall(False)
 
 
 @simulated()
