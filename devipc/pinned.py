@@ -11,15 +11,18 @@ hundreds of GiB) and stalls the whole node's device calls while it runs.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import os
 import resource
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Protocol
 
 from devipc.errors import CapabilityError, DevIPCError, UsageError
 from devipc.interfaces.transfer import HostRegistration
 from devipc.memfd import PAGE_NBYTES
+from devipc.undoing import note_left, try_each, undo
 
 __all__ = ["PIN_STEP_NBYTES", "Pinning", "Pins", "Rectangle", "pinning_limits"]
 
@@ -93,11 +96,16 @@ class Pins:
             self._change(registration, live=True)
         except DevIPCError as error:
             self._pinning.settle()
-            self._unpin(done)
-            raise self._pinning.explain(error, nbytes=nbytes, pinned=len(done) * self._step) from error
+            undo(self._unpin, done)
+            explained = self._pinning.explain(error, nbytes=nbytes, pinned=len(done) * self._step)
+            for one in error.left if explained is not error else ():
+                note_left(explained, one)
+            raise explained from error
         except BaseException:
             self._pinning.settle()
-            self._unpin(starts[: len(done) + 1])  # an interrupt is raised when the call of a step has returned
+            undo(self._unpin, done)
+            with contextlib.suppress(DevIPCError):  # an interrupt is raised when the call of a step has returned
+                self._unpin(starts[len(done) : len(done) + 1])
             self._pinning.settle()
             raise
         return registration
@@ -128,22 +136,14 @@ class Pins:
             self.borders = sorted((set(self.borders) | inner) if live else (set(self.borders) - inner))
 
     def unregister(self, registration: HostRegistration) -> None:
-        """Undo :meth:`register`; every step is tried, the first failure is raised."""
+        """Undo :meth:`register`; every step is tried, the first failure is raised, at which the others are noted."""
         self._change(registration, live=False)
         steps = registration.token
         assert isinstance(steps, tuple)
-        failures = self._unpin(list(steps))
-        if failures:
-            raise failures[0]
+        self._unpin(steps)
 
-    def _unpin(self, starts: list[int]) -> list[DevIPCError]:
-        failures: list[DevIPCError] = []
-        for start in reversed(starts):
-            try:
-                self._pinning.unpin(start)
-            except DevIPCError as error:
-                failures.append(error)
-        return failures
+    def _unpin(self, starts: Sequence[int]) -> None:
+        try_each([partial(self._pinning.unpin, start) for start in reversed(starts)])
 
     def split(self, copy: Rectangle) -> Iterator[Rectangle]:
         """Yield ``copy`` in parts that cross no border between steps of a registration."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 from typing import Any
 
 import pytest
 
 from backends.testing.undoing import check_allocations, check_opens, check_same, interrupted
-from devipc.spi import DevIPCError, HandleKind
+from devipc.spi import DevIPCError, DriverError, HandleKind, ResourceExhausted
 
 from .peers import Channel, peer, simulated
 
@@ -46,6 +48,38 @@ def test_what_stays_of_a_first_opening_is_said(kind: str, status: int, device: A
 def test_what_stays_of_a_first_allocation_is_said(kind: str | None, status: int, device: Any, sim: Any) -> None:
     """Where none is named, a kind that cannot be had is not passed over when something of it stays."""
     check_allocations(kind, status=status, cold=True)
+
+
+@simulated()
+def test_what_stays_pinned_is_said(device: Any, sim: Any) -> None:
+    """Host memory that the driver does not let go of, of a registration that fails, and of one that is undone."""
+    with peer(keep_pinned) as other:
+        assert other.channel.receive() == "done"
+        other.channel.send()
+
+
+def keep_pinned(device: Any, sim: Any, channel: Channel) -> None:
+    from devipc_cuda.transfer import CudaTransfer
+
+    transfer = CudaTransfer(device.context, pin_step_nbytes=4096)
+    memory = mmap.mmap(-1, 4 * 4096)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    sim.inject("cuMemHostRegister_v2@3=2")
+    sim.inject("cuMemHostUnregister@1=999")
+    with pytest.raises(ResourceExhausted) as caught:
+        transfer.register_host(address, 4 * 4096)
+    sim.clear_faults()
+    assert ["cuMemHostUnregister" in str(one) for one in caught.value.left] == [True]
+    assert not caught.value.retryable
+    assert sim.counter("live_registrations") == 1
+    registration = transfer.register_host(address + 2 * 4096, 2 * 4096)
+    sim.inject("cuMemHostUnregister@*=999")
+    with pytest.raises(DriverError) as refused:
+        transfer.unregister_host(registration)
+    assert len(refused.value.left) == 1
+    channel.send("done")
+    channel.receive()
+    os._exit(0)  # with what stays pinned
 
 
 @simulated()
