@@ -12,9 +12,7 @@ from __future__ import annotations
 import itertools
 import os
 import struct
-import threading
 from dataclasses import dataclass
-from weakref import WeakValueDictionary
 
 from devipc.spi import (
     AllocationInfo,
@@ -29,6 +27,7 @@ from devipc.spi import (
 )
 from devipc_cuda import driver, payload
 from devipc_cuda.memory_query import Mapping
+from devipc_cuda.turns import Turns
 
 __all__ = ["BLOCK_NBYTES", "LegacyExports", "LegacyMappings"]
 
@@ -81,8 +80,7 @@ class LegacyMappings:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._turns: WeakValueDictionary[bytes, threading.Lock] = WeakValueDictionary()
+        self._turns = Turns()
         self._mapped: dict[bytes, _Mapped] = {}
 
     def open(self, extent: ExportedExtent) -> OpenedExtent:
@@ -92,7 +90,7 @@ class LegacyMappings:
         handle, block = body[: driver.HANDLE_NBYTES], body[driver.HANDLE_NBYTES :]
         _, _, block_offset, block_nbytes = _BLOCK.unpack(block)
         identity, allocation = block[:16], block[:24]
-        with self._turn(identity):
+        with self._turns.of(identity):
             mapped = self._mapped.get(identity) or self._mapped.get(allocation)
             if mapped is None:
                 mapped = _open(handle, allocation, block_offset=block_offset, block_nbytes=block_nbytes)
@@ -107,15 +105,8 @@ class LegacyMappings:
 
     def close(self, token: _Mapped) -> None:
         """Unmap when the last user of the block closes it."""
-        with self._turn(token.block):
+        with self._turns.of(token.block):
             self._drop(token)
-
-    def _turn(self, identity: bytes) -> threading.Lock:
-        with self._lock:
-            turn = self._turns.get(identity)
-            if turn is None:
-                turn = self._turns[identity] = threading.Lock()
-            return turn
 
     def _drop(self, token: _Mapped) -> None:
         token.users -= 1

@@ -13,15 +13,22 @@ from backends.testing.helpers import changed, pattern, staging
 from devipc.spi import (
     CapabilityError,
     ClosedError,
+    CompletionTimeout,
     DevIPCError,
     ExportedExtent,
     HandleKind,
     MemoryKind,
+    call_with_deadline,
 )
 
 from .peers import Channel, peer, simulated
 
 KINDS = ["legacy", "vmm_fd", "pool"]
+OPENS = {
+    "legacy": "cuIpcOpenMemHandle",
+    "vmm_fd": "cuMemImportFromShareableHandle",
+    "pool": "cuMemPoolImportPointer",
+}
 MIB = 2**20
 
 
@@ -211,6 +218,37 @@ def refuse(device: Any, sim: Any, channel: Channel) -> None:
         finally:
             for fd in extent.fds:
                 os.close(fd)
+
+
+def open_around_a_hang(device: Any, sim: Any, channel: Channel) -> None:
+    call = channel.receive()
+    kept, stuck, fine = (channel.receive_extent() for _ in range(3))
+    held = device.memory.open(kept)
+    sim.inject(f"{call}*@1=hang")
+    with pytest.raises(CompletionTimeout):
+        call_with_deadline(lambda: device.memory.open(stuck), timeout_s=0.5, what="open", undo=device.memory.close)
+    device.memory.close(device.memory.open(fine))
+    device.memory.close(held)
+    channel.send("done")
+    channel.receive()
+    os._exit(0)  # a thread stands in the driver for ever
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@simulated()
+def test_an_open_that_never_returns_holds_up_no_other(kind: str, device: Any, sim: Any) -> None:
+    """Neither opens nor closes of other allocations."""
+    blocks = [device.memory.allocate(MIB, kind=HandleKind(kind)) for _ in range(3)]
+    extents = [device.memory.export(block.ptr, MIB) for block in blocks]
+    with peer(open_around_a_hang) as other:
+        other.channel.send(OPENS[kind])
+        for extent in extents:
+            other.channel.send_extent(extent)
+        assert other.channel.receive() == "done"
+        other.channel.send()
+    for extent, block in zip(extents, blocks, strict=True):
+        device.memory.release(extent)
+        device.memory.free(block)
 
 
 def refusal(other: Any, extent: ExportedExtent) -> tuple[str, str]:

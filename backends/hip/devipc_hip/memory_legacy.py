@@ -14,7 +14,6 @@ import os
 import threading
 import time
 from dataclasses import dataclass
-from weakref import WeakValueDictionary
 
 from devipc.spi import (
     AllocationInfo,
@@ -32,6 +31,7 @@ from devipc_hip.memory_plain import attach, check_opened
 from devipc_hip.memory_query import Mapping
 from devipc_hip.opening import open_in_time
 from devipc_hip.payload import CANARY_NBYTES, IDENTITY_NBYTES
+from devipc_hip.turns import Turns
 
 __all__ = ["LegacyExports", "LegacyMappings"]
 
@@ -127,8 +127,7 @@ class LegacyMappings:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._lock = threading.Lock()
-        self._turns: WeakValueDictionary[bytes, threading.Lock] = WeakValueDictionary()
+        self._turns = Turns()
         self._mapped: dict[bytes, _Mapped] = {}
 
     def open(self, extent: ExportedExtent) -> OpenedExtent:
@@ -137,7 +136,7 @@ class LegacyMappings:
         body = payload.unpack(chunk)
         identity, rest = body[:IDENTITY_NBYTES], body[IDENTITY_NBYTES:]
         canary, handle = rest[:CANARY_NBYTES], rest[CANARY_NBYTES:]
-        with self._turn(identity):
+        with self._turns.of(identity):
             mapped = self._mapped.get(identity)
             if mapped is None:
                 ptr = attach(lambda: self._open_once(handle, chunk, canary))
@@ -167,15 +166,8 @@ class LegacyMappings:
 
     def close(self, token: _Mapped) -> None:
         """Unmap when the last user closes it."""
-        with self._turn(token.identity):
+        with self._turns.of(token.identity):
             token.users -= 1
             if not token.users:
                 del self._mapped[token.identity]
                 driver.call("hipIpcCloseMemHandle", token.ptr)
-
-    def _turn(self, identity: bytes) -> threading.Lock:
-        with self._lock:
-            turn = self._turns.get(identity)
-            if turn is None:
-                turn = self._turns[identity] = threading.Lock()
-            return turn

@@ -30,6 +30,7 @@ from devipc_hip import driver, layouts, payload
 from devipc_hip.context import Context
 from devipc_hip.memory_plain import BLOCK_NBYTES
 from devipc_hip.opening import open_in_time
+from devipc_hip.turns import Turns
 
 __all__ = ["PoolExports", "PoolImports", "allocate_from_pool", "free_with_pool"]
 
@@ -127,12 +128,14 @@ def _free_in_order(ptr: int, stream: int) -> None:
 class PoolImports:
     """Pools and pointers imported from peers.
 
-    One lock covers the driver calls too: import and free of one pointer must not overlap.
+    Calls about one pointer come one after the other, since its import and free must not overlap, and so do those about
+    one pool; those about others are not held up by one that hangs.
     """
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._lock = threading.Lock()
+        self._pool_turns = Turns()
+        self._pointer_turns = Turns()
         self._pools: dict[bytes, _Pool] = {}
         self._pointers: dict[bytes, _Pointer] = {}
 
@@ -141,7 +144,7 @@ class PoolImports:
         (chunk,) = extent.chunks
         body = payload.unpack(chunk)
         identity, allocation, data = body[:16], body[16:32], body[32:]
-        with self._lock:
+        with self._pointer_turns.of(allocation):
             pointer = self._pointers.get(allocation)
             if pointer is None:
                 pointer = self._import(identity, allocation, data, fd=extent.fds[0])
@@ -156,24 +159,39 @@ class PoolImports:
 
     def close(self, token: _Pointer) -> None:
         """Free the import when its last user closes it, and give the pool back with its last import."""
-        with self._lock:
+        with self._pointer_turns.of(token.allocation):
             self._drop(token)
 
     def _import(self, identity: bytes, allocation: bytes, data: bytes, *, fd: int) -> _Pointer:
-        pool = self._pools.get(identity) or self._import_pool(identity, fd)
+        pool = self._enter(identity, fd)
         try:
             ptr = open_in_time(
                 self._context,
                 lambda: int(driver.call("hipMemPoolImportPointer", pool.handle, data)),
-                lambda opened: driver.call("hipFree", opened),
+                lambda opened: self._free(pool, opened),
                 "hipMemPoolImportPointer",
             )
-        except BaseException:
-            undo(self._drop_unused, pool)
+        except DevIPCError as error:
+            if error.code != "driver_blocked":  # else the call uses the pool for as long as it has not returned
+                undo(self._leave, pool)
             raise
-        pool.pointers += 1
         pointer = self._pointers[allocation] = _Pointer(pool, allocation, ptr)
         return pointer
+
+    def _enter(self, identity: bytes, fd: int) -> _Pool:
+        """Return the pool, imported by the first of its pointers."""
+        with self._pool_turns.of(identity):
+            pool = self._pools.get(identity) or self._import_pool(identity, fd)
+            pool.pointers += 1
+            return pool
+
+    def _leave(self, pool: _Pool) -> None:
+        """Give the pool back with the last of its pointers."""
+        with self._pool_turns.of(pool.identity):
+            pool.pointers -= 1
+            if not pool.pointers:
+                del self._pools[pool.identity]
+                driver.call("hipMemPoolDestroy", pool.handle)
 
     def _import_pool(self, identity: bytes, fd: int) -> _Pool:
         own = Descriptor(fd, backend="hip")
@@ -200,18 +218,9 @@ class PoolImports:
 
     def _drop(self, pointer: _Pointer) -> None:
         pointer.users -= 1
-        if pointer.users:
-            return
-        del self._pointers[pointer.allocation]
-        pointer.pool.pointers -= 1
-        try_each(
-            [
-                lambda: _free_in_order(pointer.ptr, self._context.internal_stream()),
-                partial(self._drop_unused, pointer.pool),
-            ]
-        )
+        if not pointer.users:
+            del self._pointers[pointer.allocation]
+            self._free(pointer.pool, pointer.ptr)
 
-    def _drop_unused(self, pool: _Pool) -> None:
-        if not pool.pointers:
-            del self._pools[pool.identity]
-            driver.call("hipMemPoolDestroy", pool.handle)
+    def _free(self, pool: _Pool, ptr: int) -> None:
+        try_each([lambda: _free_in_order(ptr, self._context.internal_stream()), partial(self._leave, pool)])

@@ -14,12 +14,14 @@ from backends.testing.helpers import changed, few_descriptors
 from backends.testing.partners import asked, hold
 from devipc.spi import (
     CapabilityError,
+    CompletionTimeout,
     DriverError,
     HandleError,
     HandleKind,
     MemoryKind,
     ResourceExhausted,
     Verdict,
+    call_with_deadline,
 )
 
 from .peers import Channel, environment, peer, run_body, simulated
@@ -202,9 +204,40 @@ def impatient(device: Any, sim: Any, channel: Channel) -> None:
     os._exit(0)  # a thread may stand in the runtime for ever
 
 
+def open_around_a_hang(device: Any, sim: Any, channel: Channel) -> None:
+    call = channel.receive()
+    kept, stuck, fine = (channel.receive_extent() for _ in range(3))
+    held = device.memory.open(kept)
+    sim.inject(f"{call}*@1=hang")
+    with pytest.raises(CompletionTimeout):
+        call_with_deadline(lambda: device.memory.open(stuck), timeout_s=0.5, what="open", undo=device.memory.close)
+    device.memory.close(device.memory.open(fine))
+    device.memory.close(held)
+    channel.send("done")
+    channel.receive()
+    os._exit(0)  # a thread stands in the driver for ever
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@simulated()
+def test_an_open_that_never_returns_holds_up_no_other(kind: str, device: Any, sim: Any) -> None:
+    """Neither opens nor closes of other allocations."""
+    blocks = [device.memory.allocate(MIB, kind=HandleKind(kind)) for _ in range(3)]
+    extents = [device.memory.export(block.ptr, MIB) for block in blocks]
+    with peer(open_around_a_hang) as other:
+        other.channel.send(OPENS[kind])
+        for extent in extents:
+            other.channel.send_extent(extent)
+        assert other.channel.receive() == "done"
+        other.channel.send()
+    for extent, block in zip(extents, blocks, strict=True):
+        device.memory.release(extent)
+        device.memory.free(block)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("late_ms", [-1, 2500])
-@pytest.mark.parametrize("kind", ["legacy", "vmm_fd", "dmabuf"])
+@pytest.mark.parametrize("kind", KINDS)
 @simulated()
 def test_an_open_that_does_not_return_is_given_up(kind: str, late_ms: int, device: Any, sim: Any) -> None:
     block = device.memory.allocate(MIB, kind=HandleKind(kind))
