@@ -180,7 +180,7 @@ def _line(child: subprocess.Popen[str], deadline: float) -> str:
         reader.join(_END_S)
         raise TimeoutError
     if not found or not found[0]:
-        raise EOFError(f"a child ended with status {child.wait()}")
+        raise EOFError(f"a child ended with status {child.wait(_END_S)}")  # one that says no more may still stand still
     answer: str = json.loads(found[0])
     return answer
 

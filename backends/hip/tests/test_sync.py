@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import struct
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -290,6 +292,20 @@ def test_a_trial_ends_with_who_asked_for_it(device: Any, sim: Any) -> None:
     while any(runs(pid) for pid in children):
         assert time.monotonic() < deadline + 10.0
         time.sleep(0.05)
+
+
+def test_a_child_that_says_no_more_and_stays_is_not_waited_for() -> None:
+    """Its pipe is closed before what it holds of the device, where the kernel may stand still."""
+    proof: Any = importlib.import_module("devipc_hip.event_proof")
+    program = "import os, time; os.close(1); time.sleep(40)"
+    child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    started = time.monotonic()
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            proof._line(child, started + 10.0)
+        assert time.monotonic() - started < 12.0
+    finally:
+        proof._end(child)
 
 
 @pytest.mark.long
