@@ -71,8 +71,9 @@ def _bindings() -> Any:
     if _module is None:
         with _lock:
             try:
-                _module = importlib.import_module("rocm.bindings.hip")
-                _prefer_loaded_library()
+                module = importlib.import_module("rocm.bindings.hip")
+                if _module is None:
+                    _prefer_loaded_library()
             except ImportError as error:
                 raise CapabilityError(
                     f"layer 'bindings': rocm.bindings.hip cannot be imported ({error})",
@@ -80,14 +81,13 @@ def _bindings() -> Any:
                     remedy="pip install 'hip-python>=10.0'",
                     backend="hip",
                 ) from error
-            _pid = os.getpid()
+            _pid, _module = os.getpid(), module  # last: from here on others make calls, which load a library
     return _module
 
 
 def _prefer_loaded_library() -> None:
     """Make the binding use the copy of the runtime that this process has loaded: two do not know of each other."""
-    loaded = library_paths()
-    if loaded:
+    if loaded := library_paths():
         paths: Any = importlib.import_module("rocm.bindings.util.paths")
         find = paths.get_library_path
         paths.get_library_path = lambda name: loaded[0].encode() if name == "amdhip64" else find(name)

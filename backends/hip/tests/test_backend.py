@@ -33,6 +33,34 @@ def current() -> int:
     return int(hip().hipGetDevice()[1])
 
 
+@simulated(bare=True)
+def test_the_bindings_are_used_when_they_know_which_library(sim: Any) -> None:
+    """A call of another thread in between would load the copy that the bindings choose by themselves."""
+    driver: Any = importlib.import_module("devipc_hip.driver")
+    known, prefer = threading.Event(), driver._prefer_loaded_library
+
+    def slowly() -> None:
+        known.wait(20.0)
+        prefer()
+
+    driver._module, driver._prefer_loaded_library = None, slowly
+    first, second = (threading.Thread(target=driver.has, args=("hipInit",)) for _ in range(2))
+    first.start()
+    second.start()
+    second.join(0.5)
+    assert second.is_alive()
+    known.set()
+    for thread in (first, second):
+        thread.join(20.0)
+        assert not thread.is_alive()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "_module", None)
+        patch.setattr(driver, "_prefer_loaded_library", lambda: importlib.import_module("no_such_module"))
+        for _ in range(2):
+            with pytest.raises(CapabilityError, match="cannot be imported"):
+                driver.has("hipInit")
+
+
 def test_every_switch_of_the_front_is_set_in_a_test_of_this_backend() -> None:
     definitions = (ROOT / "tests/simulator/hip/own_switches.def").read_text()
     switches = set(re.findall(r"^SWITCH\((\w+),", definitions, re.MULTILINE))
