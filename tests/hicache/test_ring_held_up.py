@@ -14,6 +14,7 @@ from contextlib import suppress
 import pytest
 
 from devipc.errors import CompletionTimeout, ResourceExhausted
+from devipc.hicache.daemon.remotecopies import _Outlet
 from devipc.hicache.wire.ring import Consumer, Producer
 
 HEAD = 16
@@ -55,6 +56,31 @@ def test_no_bell_holds_anybody_up(pair: Pair, side: str, flooded: bool) -> None:
     thread.start()
     thread.join(5)
     assert not thread.is_alive()
+
+
+def test_an_order_is_not_put_off_by_another_that_is_announced(pair: Pair) -> None:
+    """Clients of an engine use its ring at the same time: one wakes the engine just when another's order is sent."""
+    producer, consumer = pair
+    outlet = _Outlet(producer)
+    kicking, let_go, ring = threading.Event(), threading.Event(), producer._ring
+
+    def slowly() -> None:
+        kicking.set()
+        assert let_go.wait(5)
+        ring()
+
+    producer._ring = slowly  # type: ignore[method-assign]
+    producer._words[producer._their_nap] = 1
+    announcing = threading.Thread(target=outlet.announce)
+    sending = threading.Thread(target=outlet.send, args=(b"order",))
+    announcing.start()
+    assert kicking.wait(5)
+    sending.start()
+    sending.join(0.05)
+    let_go.set()
+    announcing.join()
+    sending.join()
+    assert consumer.take(timeout_s=0) == b"order"
 
 
 def test_no_interrupt_leaves_an_end_taken(pair: Pair) -> None:

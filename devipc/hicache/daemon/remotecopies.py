@@ -50,7 +50,8 @@ class _Outlet:
             self._flush()
 
     def announce(self) -> None:
-        self._ring.announce()
+        with self._lock:  # an order that met it at the ring would be turned away, and lie here for a tick
+            self._ring.announce()
 
     def flush(self) -> None:
         if self._waiting:
