@@ -174,6 +174,27 @@ def test_a_client_that_dies_while_its_pages_move() -> None:
         assert not it.ends
 
 
+def test_a_client_that_nobody_closes_again_is_forgotten_when_its_memory_is_unmapped() -> None:
+    """As one that could not attach after all while the engine stood still: it may come again."""
+    with engine_world("host") as it:
+        it.start()
+        with it.client() as client, it.faults() as faults:
+            it.attach(client)
+            faults.stall("restore")
+            job = it.start_job(client, Direction.RESTORE, [1], it.places(1), slot=1, op=1)
+            until(lambda: client.base(slot=1) > 0)
+            with pytest.raises(CompletionTimeout):
+                it.process.close_client(it.remote, timeout_s=0.1)
+            faults.resume("restore")
+            until(job.poll)
+            until(lambda: it.process.status()["clients"] == {})
+            client.leave()
+            it.attach(client)
+            it.close_pool()
+            it.process.close_client(it.remote)
+        assert not it.ends
+
+
 def test_late_orders_for_an_older_attachment_of_a_client_touch_nothing_of_the_next() -> None:
     with engine_world("host") as it:
         it.start()

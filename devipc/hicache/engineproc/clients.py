@@ -370,10 +370,11 @@ class Clients:
         with self._lock:
             return self._clients.get(client_id)
 
-    def forget(self, client_id: bytes) -> None:
-        """Forget a client of which nothing is mapped."""
+    def forget(self, client: EngineClient) -> None:
+        """Forget a client of which nothing is mapped. Again does nothing, whoever has its id by then."""
         with self._lock:
-            self._clients.pop(client_id, None)
+            if self._clients.get(client.id) is client:
+                del self._clients[client.id]
 
     def all(self) -> list[EngineClient]:
         """Return all of them."""

@@ -145,6 +145,7 @@ class EngineMain:
             def hang_up() -> None:
                 client.close_pools()
                 client.wait_unmapped(None)
+                self._clients.forget(client)  # whoever asked may not ask again: its id must not stay taken
                 client.close(timeout_s=_HANG_UP_S)
 
             try:  # beside this thread, which others wait for
@@ -155,7 +156,7 @@ class EngineMain:
             raise CompletionTimeout(
                 "memory of the client is still mapped", code="still_mapped", remedy="ask again; free none of it yet"
             )
-        self._clients.forget(client.id)
+        self._clients.forget(client)
 
     def _on_status(self, message: Message) -> Reply:
         parts = self._started()
