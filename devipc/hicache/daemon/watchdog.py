@@ -57,6 +57,7 @@ class Watchdog:
         self._stall_s, self._stuck_s, self._reap_s = stall_s, stuck_s, reap_s
         self._chores = tuple(chores)
         self._stalled: dict[tuple[bytes, int], str] = {}
+        self._awake_since = time.monotonic()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="devipc-hicache-watchdog", daemon=True)
 
@@ -76,12 +77,22 @@ class Watchdog:
             self._thread.join()
 
     def _run(self) -> None:
+        looked = time.monotonic()
         while not self._stopping.wait(_EVERY_S):
+            now = time.monotonic()
+            if now - looked - _EVERY_S > min(self._stuck_s, self._reap_s) / 2:
+                # This process stood still, and perhaps all others with it, as those of a container do.
+                self._awake_since = now
+            looked = now
             for look in (self._look_at_operations, self._look_at_engine, self._look_at_leavers, *self._chores):
                 try:
                     look()
                 except Exception:  # whatever it is, others must be looked at
                     _log.exception("a defect of the watchdog")
+
+    def _awake_s(self) -> float:
+        """Return for how many seconds this process has run since it last stood still."""
+        return time.monotonic() - self._awake_since
 
     def _look_at_operations(self) -> None:
         now = time.monotonic()
@@ -104,8 +115,9 @@ class Watchdog:
         life = self._keeper.life
         if life is None:
             return
+        awake_s = self._awake_s()
         for what, silent_s in life.process.stuck().items():
-            if silent_s > self._stuck_s:
+            if min(silent_s, awake_s) > self._stuck_s:
                 doing = "the process gave no sign of life" if what == "process" else f"thread {what!r} is in the driver"
                 self._keeper.kill(life, f"{doing} for {silent_s:.1f} s")
                 return
@@ -116,7 +128,8 @@ class Watchdog:
         if life is None:
             return
         # Those of an engine that is gone hang on something else, which no later engine can help.
-        late = [client for client in self._clients_of(life) if client.leaving_s() > self._reap_s]
+        awake_s = self._awake_s()
+        late = [client for client in self._clients_of(life) if min(client.leaving_s(), awake_s) > self._reap_s]
         if late:
             names = ", ".join(f"{client.client.hex()[:8]} (process {client.link.peer.pid})" for client in late)
             why = f"copies of clients that are gone did not end within {self._reap_s:g} s: {names}"

@@ -127,6 +127,25 @@ def test_an_engine_that_stands_still_is_killed() -> None:
 
 
 @pytest.mark.long
+def test_an_engine_that_stood_still_with_its_daemon_lives_on() -> None:
+    """A container is stopped and goes on as a whole, process by process."""
+    with daemon(options={"stuck_s": 1.5}) as one:
+        pids = (one.ready["engine_pid"], one.process.pid)
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(0.4)  # the daemon has looked since the engine's last beat
+        time.sleep(2.5)
+        for pid in reversed(pids):
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(0.4)
+        time.sleep(1.5)
+        assert one.status()["engine"]["starts"] == 1
+        os.kill(one.ready["engine_pid"], signal.SIGSTOP)  # and is looked after as before
+        until(lambda: one.status()["engine"]["starts"] == 2)
+        assert one.end() == 0
+
+
+@pytest.mark.long
 def test_paths_and_settings_that_are_not_safe_are_refused(tmp_path: Path) -> None:
     open_folder = tmp_path / "open"
     open_folder.mkdir(mode=0o755)
