@@ -238,22 +238,23 @@ class Supervisor(Host):
             raise PeerRefused(f"user {link.peer.uid} may not end this daemon", remedy="ask its owner")
         self._gate.used(link)
         self._drains_asked += 1
-        self.begin_drain()
-        self._on_stop()
+        if self.begin_drain():  # else whoever asks again would end what the first one lets end
+            self._on_stop()
         if not self._drained.wait(timeout_s):
             raise CompletionTimeout(f"operations are under way after {timeout_s:g} s: {self.under_way()}")
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
-    def begin_drain(self) -> None:
-        """Begin nothing new; what is under way goes on."""
+    def begin_drain(self) -> bool:
+        """Begin nothing new; what is under way goes on. False when that was so already."""
         with self._lock:
             if self._refusal is not None:
-                return
+                return False
             self._refusal = ResourceExhausted(
                 _DRAINING, code="draining", remedy="go on without the cache until it is back, or try again later"
             )
         _log.info("draining; under way: %s", self.under_way())
+        return True
 
     def under_way(self) -> str:
         """Return which operations have not ended, as text."""

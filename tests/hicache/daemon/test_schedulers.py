@@ -135,6 +135,9 @@ def test_a_drain_lets_what_is_under_way_end_and_refuses_what_comes() -> None:
         one.process.send_signal(signal.SIGTERM)
         until(lambda: one.status()["state"] == "draining")
         assert second.backup(pool=0, pages=[1], seed=2) == "refused"
+        for _ in range(2):  # who asks for it, too, only waits
+            with pytest.raises(CompletionTimeout, match="under way"):
+                ask_drain(one.path, timeout_s=0.2)
         assert one.process.poll() is None
         stalled.resume("backup")
         assert first.statuses() == ["completed"]
