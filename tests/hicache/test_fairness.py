@@ -9,6 +9,7 @@ import pytest
 
 from devipc.channel.liveness import own_life
 from devipc.errors import ResourceExhausted
+from devipc.hicache import session
 from devipc.hicache.api import UNFENCED
 from devipc.hicache.engine.turns import in_turn
 from devipc.hicache.operations import Event, Status
@@ -89,6 +90,23 @@ def test_a_ready_point_that_never_comes_is_not_in_front_of_others(device: Device
         ]
         two.check_serves_modest()
         assert not any(ticket.status for ticket in waiting)
+
+
+@pytest.mark.parametrize("device", [INPROC], indirect=True)
+def test_leases_of_one_client_are_bounded_in_number(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of pages that are held anyway keep nothing more from being evicted, but have to be remembered, too."""
+    monkeypatch.setattr(session, "MAX_OPEN", 3)
+    with world(device, **tier_of(8, 50)) as it:
+        two = Two(it)
+        keys = filled(it, two.greedy, two.pools[0], two.mine, 1)
+        leases = [two.greedy.lookup(two.mine, keys, lease_s=LONG_S) for _ in range(3)]
+        assert all(lease.reached(Event.LEASED, TIMEOUT_S) for lease in leases)
+        refused = two.greedy.lookup(two.mine, keys, lease_s=LONG_S).wait(TIMEOUT_S)
+        assert isinstance(refused.error, ResourceExhausted)
+        assert (refused.status, refused.error.code, refused.error.retryable) == (Status.REFUSED, "busy", True)
+        two.check_serves_modest()
+        two.greedy.release(leases[0])
+        assert two.greedy.lookup(two.mine, keys, lease_s=LONG_S).reached(Event.LEASED, TIMEOUT_S)
 
 
 def test_leases_and_backups_of_one_client_leave_the_others_their_share(device: Device) -> None:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["Session"]
 
 MAX_POOLS = 64
+MAX_OPEN = 16 * 1024  # operations, leases among them, which cost their client nothing
 _TRANSFERS = (Kind.BACKUP, Kind.RESTORE)
 _TRANSFER_REQUESTS = (Backup, Restore)  # a union would be made anew for each operation
 _STILL_SERVED = (Kind.UNREGISTER, Kind.INVALIDATE, Kind.FLUSH, Kind.STATUS)
@@ -277,6 +278,12 @@ class Session:
         assert isinstance(request, Lookup)
         pool = self._pool(request)
         pool.check_keys(request.keys)
+        if len(self._ops) > MAX_OPEN:
+            raise ResourceExhausted(
+                f"{MAX_OPEN} operations of this client are open, most of them leases",
+                code="busy",
+                remedy="release leases that are not needed, or let them end sooner (lease_s)",
+            )
         names = pool.names(request.keys)
         hit, _ = self._tier.hold(operation.holder, names, page_nbytes=pool.page_nbytes, lease_s=request.lease_s)
         results = np.where(hit, PageResult.HIT, PageResult.MISSING).astype(np.uint8)
