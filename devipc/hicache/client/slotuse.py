@@ -251,11 +251,16 @@ class SlotTable:
             fence.poison(reason)
 
     def end(self, reason: PoisonReason) -> None:
-        """The supervisor or the engine is dying: fences that have no end get this one. Never blocks. Again: nothing."""
+        """The supervisor or the engine is dying: fences that have no end get this one. Never blocks. Again: nothing.
+
+        Every operation is given up first: whoever seems to die may have lost a connection only, and would publish
+        pages that are the client's again by then.
+        """
         with self._lock:
             if self._over is not None:
                 return
             self._over = reason
             used, self._used = self._used, {}
             for slot, fence in used.items():
+                self._slots.cancel(slot)
                 self._freeze(fence, slot, reason)

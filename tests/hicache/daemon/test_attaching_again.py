@@ -214,6 +214,26 @@ def test_a_stopped_daemon_is_waited_for_and_publishes_nothing_that_was_given_up(
     assert client.status()["losses"] == 0
 
 
+@pytest.mark.parametrize("lost", ["session", "both"])
+def test_what_was_under_way_when_a_client_lost_its_connection_is_not_published(scene: Scene, lost: str) -> None:
+    """Nobody died, and the daemon hears of it late or never: meanwhile the pages are the client's again."""
+    client, current = scene.client, cast(Any, scene.client._link)._current
+    key = scene.it.keys(scene.handle, 1, seed=81)
+    scene.memory.fill([15], key)
+    stop(scene.daemon.process.pid)
+    try:
+        ticket = client.backup(scene.handle, [15], key, ready=UNFENCED)
+        for connection in (current.session.peer._link, current._link)[: 1 if lost == "session" else 2]:
+            connection._channel._sock.shutdown(socket.SHUT_RDWR)
+        assert ticket.wait(TIMEOUT_S).status is Status.LOST
+        scene.memory.poison([15])
+    finally:
+        scene.daemon.process.send_signal(signal.SIGCONT)
+    scene.wait_attached(losses=1)
+    assert client.match(scene.handle, key) == 0
+    scene.check_serves(91)
+
+
 @pytest.mark.long
 def test_many_losses_leave_nothing_behind(scene: Scene) -> None:
     """Descriptors, threads and memory are the same after six engines as after two."""
