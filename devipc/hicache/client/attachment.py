@@ -242,6 +242,9 @@ class Attachment(Numbers):
                 self.ops[op], noted = slot, True
             self._transport.push(frame, timeout_s=_SUBMIT_S)
         except BaseException as error:
+            if noted and not isinstance(error, DevIPCError):
+                # An interrupt: it may be out, and its slot must not become another operation's.
+                self.end(PeerGone("a request was broken off by an interrupt", code="interrupted", retryable=True))
             with self._ending:
                 told = noted and self._over is not None
                 if not told:

@@ -221,17 +221,37 @@ def test_what_was_under_way_when_a_client_lost_its_connection_is_not_published(s
     key = scene.it.keys(scene.handle, 1, seed=81)
     scene.memory.fill([15], key)
     stop(scene.daemon.process.pid)
-    try:
-        ticket = client.backup(scene.handle, [15], key, ready=UNFENCED)
-        for connection in (current.session.peer._link, current._link)[: 1 if lost == "session" else 2]:
-            connection._channel._sock.shutdown(socket.SHUT_RDWR)
-        assert ticket.wait(TIMEOUT_S).status is Status.LOST
-        scene.memory.poison([15])
-    finally:
-        scene.daemon.process.send_signal(signal.SIGCONT)
+    ticket = client.backup(scene.handle, [15], key, ready=UNFENCED)
+    for connection in (current.session.peer._link, current._link)[: 1 if lost == "session" else 2]:
+        connection._channel._sock.shutdown(socket.SHUT_RDWR)
+    assert ticket.wait(TIMEOUT_S).status is Status.LOST
+    scene.memory.poison([15])
+    scene.daemon.process.send_signal(signal.SIGCONT)
     scene.wait_attached(losses=1)
     assert client.match(scene.handle, key) == 0
     scene.check_serves(91)
+
+
+def test_a_backup_that_an_interrupt_breaks_off_is_not_published(scene: Scene) -> None:
+    """It may be out already: then the daemon has it, and nobody its ticket."""
+    client, transport = scene.client, cast(Any, scene.client._link)._current._transport
+    scene.memory.fill([15], key := scene.it.keys(scene.handle, 1, seed=82))
+    push = transport.push
+
+    def interrupted(frame: bytes, **named: Any) -> None:
+        push(frame, **named)
+        raise KeyboardInterrupt
+
+    stop(scene.daemon.process.pid)
+    transport.push = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        client.backup(scene.handle, [15], key, ready=UNFENCED)
+    scene.memory.poison([15])
+    scene.daemon.process.send_signal(signal.SIGCONT)
+    transport.push = push
+    scene.wait_attached()
+    scene.check_serves(92)
+    assert (client.match(scene.handle, key), client._desk.open_tickets()) == (0, [])
 
 
 @pytest.mark.long
