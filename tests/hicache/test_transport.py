@@ -160,6 +160,23 @@ def test_hostile_datagrams(datagrams: list[bytes], own: bool) -> None:
     theirs.close()
 
 
+def test_what_the_kernel_does_not_take_is_refused_for_good_and_in_nobodys_way() -> None:
+    """As where `net.core.wmem_default` is small: whoever was refused may use the slot of that operation again."""
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    left.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32 * 1024)
+    client, server = MessageTransport(left, own=True), MessageTransport(right, own=False)
+    try:
+        for number in range(3):
+            with pytest.raises(ResourceExhausted) as caught:
+                client.push(bytes(3 * MAX_BODY_NBYTES), timeout_s=0.1)
+            assert caught.value.code == "socket"
+            client.push(b"small %d" % number, timeout_s=0.1)
+        assert [server.take(timeout_s=5) for _ in range(3)] == [b"small 0", b"small 1", b"small 2"]
+    finally:
+        client.close()
+        server.close()
+
+
 def test_descriptors_that_come_along_are_not_taken() -> None:
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     transport = MessageTransport(mine, own=False)

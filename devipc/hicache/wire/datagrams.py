@@ -102,9 +102,9 @@ class MessageTransport:
             self._rest.extend(parts)
             try:
                 self._send_rest(deadline)
-            except CompletionTimeout:
+            except (CompletionTimeout, ResourceExhausted):
                 if len(self._rest) == len(parts):
-                    self._rest.clear()  # nothing of it is out
+                    self._rest.clear()  # nothing of it is out, nor will be
                     raise
         except DevIPCError as error:
             self._check()
