@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+import time
+
 import numpy as np
 import pytest
 
 from devipc.errors import CompletionTimeout
 from devipc.hicache.daemon.outbox import Outbox
+from devipc.hicache.datagrams import MessageTransport
 from devipc.hicache.operations import Event
 from devipc.hicache.results import Answer, PageResult
 from devipc.hicache.wire import protocol as p
@@ -39,3 +43,19 @@ def test_one_frame_or_three(way: Way, joins: bool) -> None:
     finally:
         client.close()
         server.close()
+
+
+def test_a_client_whose_socket_takes_no_answer_is_tried_with_pauses() -> None:
+    """The client made both ends, and may make the daemon's too small at any time: that costs no processor."""
+    theirs, mine = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    server = MessageTransport(mine, own=False)
+    try:
+        outbox = Outbox(server, joins=True)
+        outbox.answer(7, Event.REFUSED, Answer(np.zeros(60_000, np.uint8)))
+        began = time.monotonic()
+        assert not outbox.flush(timeout_s=0.1)
+        assert time.monotonic() - began >= 0.1
+    finally:
+        server.close()
+        theirs.close()

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter, deque
 
+from devipc.deadline import deadline_after, remaining
 from devipc.errors import CompletionTimeout, DevIPCError, ResourceExhausted
 from devipc.hicache.operations import Event
 from devipc.hicache.results import Answer
@@ -91,10 +93,13 @@ class Outbox:
             When the client is gone.
         """
         # What is on its way stays in the list, so that nothing overtakes it.
+        deadline = deadline_after(timeout_s)
         while self.waiting:
             try:
-                self._transport.push(self.waiting[0], timeout_s=timeout_s)
+                self._transport.push(self.waiting[0], timeout_s=remaining(deadline))
             except (ResourceExhausted, CompletionTimeout):
+                # A client can make its socket too small for an answer: then this is said at once, again and again.
+                time.sleep(remaining(deadline))
                 return False
             with self._lock:
                 self.waiting.popleft()
