@@ -70,7 +70,8 @@ class ProducerFence(Fence):
         stream : Stream
             Not capturing: the value would be baked into the graph.
         n : int
-            Larger than every value before; gaps are allowed.
+            Larger than every value before; gaps are allowed. Behind an error of the driver it may be reached all the
+            same: signal it again for the same work, never for work that came later.
         timeout_s : float
             Limit of the back-pressure.
 

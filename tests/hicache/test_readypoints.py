@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from devipc.completion import ProducerFence, create_fence
-from devipc.errors import ClosedError, UsageError
+from devipc.errors import ClosedError, DriverError, UsageError
 from devipc.hicache.client import readypoints
 from devipc.hicache.client.readypoints import Forwarder, StreamPoint, StreamPoints
 from devipc.interfaces.transfer import Stream
@@ -80,4 +80,42 @@ def test_a_stream_with_a_point_that_is_not_reached_is_not_forgotten(monkeypatch:
     forwarder.close()
     for stream in (slow, quick, third):
         transfer.destroy_stream(stream)
+    device.close()
+
+
+@pytest.mark.parametrize("strategy", [Strategy.HOST_FLAG, Strategy.STREAM_MEMOP])
+def test_a_value_whose_signal_failed_never_stands_for_later_work(
+    monkeypatch: pytest.MonkeyPatch, strategy: Strategy
+) -> None:
+    """The driver may have stored it all the same: pages would be backed up before they are written."""
+    device = load_backend("host").open_device()
+    transfer, forwarder = device.transfer, Forwarder()
+    assert transfer is not None
+    made: list[ProducerFence] = []
+
+    def create(name: str) -> ProducerFence:
+        made.append(create_fence(device, strategy))
+        return made[-1]
+
+    def refused(*_: object) -> None:
+        raise DriverError("the driver refused a marker", remedy="none: it was asked to")
+
+    points = StreamPoints(create, lambda stream: forwarder.point(transfer, stream))
+    stream = transfer.create_stream()
+    points.mark(stream)
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(transfer), "record", refused)  # the fence's, behind its store
+            with pytest.raises(DriverError):
+                points.mark(stream)
+    transfer.synchronize_stream(stream)
+    stream.stall()  # type: ignore[attr-defined]
+    later = points.mark(stream)
+    assert not later.reached()
+    stream.resume()  # type: ignore[attr-defined]
+    transfer.synchronize_stream(stream)
+    assert later.reached()
+    made[-1].close(1.0)
+    forwarder.close()
+    transfer.destroy_stream(stream)
     device.close()

@@ -41,13 +41,18 @@ class StreamPoint:
         Fence, and its value.
     fence : ProducerFence
         That fence.
+
+    Attributes
+    ----------
+    used : int
+        The largest value that was tried behind this one: what the driver refused may be reached all the same.
     """
 
-    __slots__ = ("fence", "n", "number", "owner", "stream")
+    __slots__ = ("fence", "n", "number", "owner", "stream", "used")
 
     def __init__(self, owner: StreamPoints, stream: Stream, number: int, n: int, fence: ProducerFence) -> None:
         self.owner, self.stream = owner, stream
-        self.number, self.n = number, n
+        self.number, self.n, self.used = number, n, n
         self.fence = fence
 
     def reached(self) -> bool:
@@ -130,7 +135,8 @@ class StreamPoints:
                 self._made += 1
                 fence = self._create(f"ready/{self._made}")
                 last = StreamPoint(self, stream, self._made, 0, fence)
-            point = StreamPoint(self, stream, last.number, last.n + 1, last.fence)
+            last.used += 1  # never again, whatever comes of it: it would be reached before later work
+            point = StreamPoint(self, stream, last.number, last.used, last.fence)
             try:
                 last.fence.signal(stream, point.n, timeout_s=0.0)
             except DevIPCError as error:
