@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from devipc.completion.page import FencePage
-from devipc.errors import ClosedError, DevIPCError, DriverError, UsageError
+from devipc.errors import ClosedError, DeviceLostError, DevIPCError, DriverError, UsageError
 from devipc.interfaces.transfer import DeviceTransfer, HostRegistration, Marker, Stream
 
 __all__ = [
@@ -148,8 +148,8 @@ class Drain:
 
     def __init__(self, transfer: DeviceTransfer) -> None:
         self._transfer = transfer
-        self._lock = threading.Lock()
-        self._begun: dict[int, Stream] = {}
+        self._lock = threading.Lock()  # of what is recorded
+        self._begun: dict[int, Stream] = {}  # whose last operation has no marker behind it
         self._markers: dict[int, Marker] = {}
         self._spare: list[Marker] = []  # apart: a marker that was never recorded is never done
 
@@ -164,18 +164,39 @@ class Drain:
         self._begun.pop(stream.handle, None)
 
     def mark(self, stream: Stream) -> None:
-        """Remember that the page is in use until everything on ``stream`` so far is done."""
+        """Remember that the page is in use until everything on ``stream`` so far is done; also when this raises."""
         with self._lock:
-            if stream.handle not in self._markers:
-                self._markers[stream.handle] = self._spare.pop() if self._spare else self._transfer.create_marker()
-            self._transfer.record(self._markers[stream.handle], stream)
-            self._begun.pop(stream.handle, None)
+            self._begun[stream.handle] = stream
+            self._record(stream)
+
+    def _record(self, stream: Stream) -> None:
+        if stream.handle not in self._markers:
+            self._markers[stream.handle] = self._spare.pop() if self._spare else self._transfer.create_marker()
+        self._transfer.record(self._markers[stream.handle], stream)
+        self._begun.pop(stream.handle, None)
+
+    def _all_marked(self) -> bool:
+        """Mark what was not, or could not be before; False while it still cannot."""
+        with self._lock:
+            for stream in list(self._begun.values()):
+                try:
+                    if self._transfer.is_capturing(stream):
+                        return False
+                    self._record(stream)
+                except DeviceLostError:
+                    raise
+                except UsageError:  # destroyed meanwhile, which waited for its work
+                    self._begun.pop(stream.handle, None)
+                except DevIPCError as error:
+                    _log.debug("a stream cannot be marked now: %s", error)
+                    return False
+        return True
 
     def done(self) -> bool:
         """Return True when all of it is over. A device that is lost or closed has nothing pending."""
         try:
-            for stream in list(self._begun.values()):
-                self._mark_late(stream)
+            if self._begun and not self._all_marked():
+                return False
             return all(self._transfer.query_marker(marker) for marker in list(self._markers.values()))
         except (DriverError, ClosedError) as error:
             _log.warning("a marker cannot be asked any more, its work counts as ended: %s", error)
@@ -183,12 +204,6 @@ class Drain:
         except DevIPCError as error:  # no proof of anything: what the device may still reach is kept
             _log.debug("a marker cannot be asked now: %s", error)
             return False
-
-    def _mark_late(self, stream: Stream) -> None:
-        try:
-            self.mark(stream)
-        except ClosedError:  # its work was over when it was destroyed
-            self.refused(stream)
 
     def close(self) -> None:
         """Give the markers back."""

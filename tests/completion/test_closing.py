@@ -16,6 +16,7 @@ from devipc.errors import (
     ClosedError,
     CompletionTimeout,
     DeviceLostError,
+    DriverError,
     FencePoisoned,
 )
 from devipc.host.transfer import HostMarker, HostTransfer
@@ -137,6 +138,33 @@ def test_memory_is_kept_until_a_stuck_stream_lets_go(device: Device, strategy: S
     producer.close(0.02)
     with pytest.raises(ClosedError):
         producer.query(1)
+    assert not unmapped(producer, 0.05)
+    stream.resume()
+    assert unmapped(producer, 5.0)
+
+
+@pytest.mark.parametrize("strategy", [Strategy.STREAM_MEMOP, Strategy.HOST_FLAG])
+@pytest.mark.parametrize("before", [0, 1])
+def test_memory_is_kept_for_a_store_that_could_not_be_marked(
+    device: Device, strategy: Strategy, before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream has it all the same, and it would land in memory that is unmapped."""
+    stream = stream_of(device)
+    producer = create_fence(device, strategy)
+    for value in range(1, before + 1):
+        producer.signal(stream, value)
+    transfer_of(device).synchronize_stream(stream)
+
+    def refused(*_: object) -> None:
+        raise DriverError("the driver refused a marker", remedy="none: it was asked to")
+
+    hold(stream)
+    with monkeypatch.context() as patch:
+        patch.setattr(HostTransfer, "record", refused)
+        with pytest.raises(DriverError):
+            producer.signal(stream, before + 1)
+        producer.close(0.02)
+        assert not unmapped(producer, 0.05)
     assert not unmapped(producer, 0.05)
     stream.resume()
     assert unmapped(producer, 5.0)
