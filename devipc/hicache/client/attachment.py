@@ -219,7 +219,8 @@ class Attachment(Numbers):
     def submit(self, request: Request) -> None:
         """Send a request. Blocks for a moment at most, while the supervisor does not keep up.
 
-        When the attachment ends meanwhile, the end is told of this operation, too, as of any other.
+        When the attachment ends meanwhile, the end is told of this operation, too, as of any other. An interrupt ends
+        it: nobody knows then whether the request was sent.
 
         Raises
         ------
@@ -243,8 +244,8 @@ class Attachment(Numbers):
             self._transport.push(frame, timeout_s=_SUBMIT_S)
         except BaseException as error:
             if noted and not isinstance(error, DevIPCError):
-                # An interrupt: it may be out, and its slot must not become another operation's.
-                self.end(PeerGone("a request was broken off by an interrupt", code="interrupted", retryable=True))
+                # It may have been sent, and would be published, and end a slot that is another operation's by then.
+                self.end(PeerGone("an interrupt left unknown what was sent", code="interrupted", retryable=True))
             with self._ending:
                 told = noted and self._over is not None
                 if not told:

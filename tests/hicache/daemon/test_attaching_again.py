@@ -8,7 +8,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pytest
@@ -343,6 +343,37 @@ def test_a_restore_whose_attachment_ends_has_a_status_whatever_comes_first(scene
     with Faults(scene.folder, pid) as faults:
         faults.resume("restore")
     restore(Status.LOST, 4, ticket)
+
+
+def test_what_was_sent_before_an_interrupt_is_not_published(scene: Scene) -> None:
+    """Nobody knows whether it was sent: the attachment ends, and with it whatever was begun."""
+    client, link = scene.client, cast(Any, scene.client._link)
+    scene.it.gate.stall(scene.stream)
+    scene.it.transfer.copy(scene.stream, scene.memory.built.exports[0][0], scene.memory.built.exports[0][0], 1)
+    keys = scene.it.keys(scene.handle, 1, seed=90)
+    calls: list[Callable[[], object]] = [
+        lambda: client.backup(scene.handle, [15], keys, ready=scene.stream),
+        lambda: client.restore(scene.handle, scene.keys[:1], [16], ready=scene.stream),
+    ]
+    for losses, call in enumerate(calls, 1):
+        transport: Any = link._current._transport
+        push = transport.push
+
+        def interrupted(frame: bytes, *, timeout_s: float, transport: Any = transport, push: Any = push) -> None:
+            transport.push = push
+            push(frame, timeout_s=timeout_s)
+            raise KeyboardInterrupt
+
+        transport.push = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            call()
+        scene.wait_attached(losses=losses)
+    until(lambda: client._desk.open_tickets() == [])
+    scene.memory.poison([15])  # it is the client's own again
+    scene.it.gate.resume(scene.stream)
+    scene.check_serves(91)
+    assert client.match(scene.handle, keys) == 0
+    assert scene.status["tier"]["holds"] == 0
 
 
 @pytest.mark.long
