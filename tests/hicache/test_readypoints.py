@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from devipc.completion import ProducerFence, create_fence
-from devipc.errors import ClosedError, DriverError, UsageError
+from devipc.errors import ClosedError, DevIPCError, DriverError, UsageError
 from devipc.hicache.client import readypoints
 from devipc.hicache.client.readypoints import Forwarder, StreamPoint, StreamPoints
+from devipc.hicache.wire.slots import Readiness, Slots
 from devipc.interfaces.transfer import Stream
 from devipc.registry import load_backend
 from devipc.types import Strategy
+from tests.hicache.pools import until
 
 
 def test_a_stream_that_fails_has_its_own_error_and_leaves_no_fence() -> None:
@@ -81,6 +83,30 @@ def test_a_stream_with_a_point_that_is_not_reached_is_not_forgotten(monkeypatch:
     for stream in (slow, quick, third):
         transfer.destroy_stream(stream)
     device.close()
+
+
+def test_a_point_that_would_end_the_thread_is_never_reached_and_others_are_looked_at() -> None:
+    class Point:
+        asked = 0
+
+        def __init__(self, error: BaseException | None) -> None:
+            self.error = error
+
+        def reached(self) -> bool:
+            self.asked += 1
+            if self.error is not None and self.asked > 1:
+                raise self.error
+            return self.asked > 20
+
+    slots, forwarder = Slots.create(2), Forwarder()
+    told: list[DevIPCError] = []
+    for slot, error in enumerate((SystemExit("a caller's"), None)):
+        forwarder.watch(slots, slot, Point(error), told.append)
+        until(lambda slot=slot: slots.readiness(slot) is not Readiness.NOT_YET)  # type: ignore[misc]
+    assert [slots.readiness(slot) for slot in range(2)] == [Readiness.NEVER, Readiness.REACHED]
+    assert [error.code for error in told] == ["ready_point"]
+    forwarder.close()
+    slots.close()
 
 
 @pytest.mark.parametrize("strategy", [Strategy.HOST_FLAG, Strategy.STREAM_MEMOP])

@@ -221,7 +221,7 @@ class Forwarder:
                     return
                 waiting = list(self._waiting.items())
             for key, entry in waiting:
-                readiness = _ask(*entry)
+                readiness = _ask(*entry, raised=BaseException)  # which would end the thread, and every point's watch
                 with self._changed:
                     if readiness is not Readiness.NOT_YET and self._waiting.get(key) is entry:
                         del self._waiting[key]
@@ -242,9 +242,11 @@ class Forwarder:
             markers.close()
 
 
-def _ask(point: ReadyPoint, failed: Callable[[DevIPCError], None]) -> Readiness:
+def _ask(
+    point: ReadyPoint, failed: Callable[[DevIPCError], None], *, raised: type[BaseException] = Exception
+) -> Readiness:
     try:
         return Readiness.REACHED if point.reached() else Readiness.NOT_YET
-    except Exception as error:  # poisoned, closed under us, or a caller's own trouble: it will never be reached
+    except raised as error:  # poisoned, closed under us, or a caller's own trouble: it will never be reached
         failed(ready_failure(error))
         return Readiness.NEVER
