@@ -1,4 +1,4 @@
-"""When a mover hands over a first part by itself: of what takes long, so that it moves while the rest is submitted."""
+"""When a mover hands over a first part by itself, so that it moves while the rest is submitted; what failures keep."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from devipc.errors import DriverError
 from devipc.hicache.layout import Component, Plane, PoolChunk, PoolLayout, Rule
 from devipc.hicache.moving.arena import HostArena
-from devipc.hicache.moving.mover import PinnedMover
+from devipc.hicache.moving.mover import BouncedMover, MarkerPool, PinnedMover
 from devipc.hicache.planning.planner import Direction
 from devipc.hicache.tier.records import Places
 from devipc.host.backend import HostBackend
+from devipc.memfd import SharedMap
 from devipc.types import HandleKind
 
 PLANES, PAGES, ROW = 4, 151, 2**16
@@ -85,4 +87,30 @@ def test_a_part_of_what_takes_long_goes_first(
     transfer.unregister_host(registration)
     transfer.destroy_stream(stream)
     device.memory.free(block)
+    arena.close()
+
+
+def test_a_marker_that_cannot_be_asked_is_used_again(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    transfer, arena = device.transfer, HostArena(PLANES * PAGES * ROW)
+    block = device.memory.allocate(PLANES * PAGES * ROW)
+    bounce = SharedMap(arena.fileno(), 2 * PLANES * ROW)
+    registration = transfer.register_host(bounce.address, bounce.nbytes)
+    stream, markers = transfer.create_stream(), MarkerPool(transfer)
+    mover = BouncedMover(transfer, arena, bounce, markers, stopped=lambda: False)
+    planner = mover.planner(LAYOUT, [block.ptr])
+
+    def refused(_marker: Any) -> bool:
+        raise DriverError("the driver refused an answer", remedy="none: it was asked to")
+
+    monkeypatch.setattr(transfer, "query_marker", refused)
+    for _ in range(3):
+        with pytest.raises(DriverError):
+            mover.move(planner, Direction.BACKUP, np.array([1]), Places(np.array([0])), stream, lambda _group: None)
+    assert len(markers._all) == 1
+    transfer.synchronize_stream(stream)
+    markers.close()
+    transfer.unregister_host(registration)
+    transfer.destroy_stream(stream)
+    device.memory.free(block)
+    bounce.close()
     arena.close()

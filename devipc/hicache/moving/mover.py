@@ -371,8 +371,10 @@ class BouncedMover:
 
     def _await(self, stream: Stream) -> None:
         marker = self._markers.record(stream)
-        while not self._transfer.query_marker(marker):
-            if self._stopped():
-                raise ClosedError("the engine was closed while its stream stood still", remedy="look at the device")
-            time.sleep(_PAUSE_S)
-        self._markers.give_back(marker)
+        try:
+            while not self._transfer.query_marker(marker):
+                if self._stopped():
+                    raise ClosedError("the engine was closed while its stream stood still", remedy="look at the device")
+                time.sleep(_PAUSE_S)
+        finally:
+            self._markers.give_back(marker)
