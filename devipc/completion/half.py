@@ -139,46 +139,59 @@ class LookingConsumer:
 class Drain:
     """Markers behind the last operation that this process put on each stream, to know when all of them are over.
 
-    Not by the fence's own word: a poison lets the word look reached while a store or a wait is still queued. Each
-    operation comes between :meth:`prepare` and one of :meth:`mark` and :meth:`refused`; one after which neither was
-    called, as by an interrupt, may be queued, and is marked by whoever asks.
+    Not by the fence's own word: a poison lets the word look reached while a store or a wait is still queued.
     """
 
-    __slots__ = ("_begun", "_lock", "_markers", "_spare", "_transfer")
+    __slots__ = ("_lock", "_markers", "_spare", "_transfer", "_unmarked")
 
     def __init__(self, transfer: DeviceTransfer) -> None:
         self._transfer = transfer
         self._lock = threading.Lock()  # of what is recorded
-        self._begun: dict[int, Stream] = {}  # whose last operation has no marker behind it
         self._markers: dict[int, Marker] = {}
         self._spare: list[Marker] = []  # apart: a marker that was never recorded is never done
+        self._unmarked: dict[int, Stream] = {}  # whose marker is not behind the last operation
+
+    def enqueue(self, stream: Stream, call: Callable[[], None]) -> None:
+        """Put something on ``stream`` that touches the page, by ``call``, and remember that until it is done.
+
+        Behind an error or an interrupt, too: the stream may have it all the same, unless the caller broke a rule.
+        """
+        self.prepare(stream)
+        known = stream.handle in self._unmarked
+        self._unmarked[stream.handle] = stream
+        try:
+            call()
+        except UsageError:
+            if not known:
+                self._unmarked.pop(stream.handle, None)
+            raise
+        except BaseException:
+            self._unmarked[stream.handle] = stream  # again: whoever asked meanwhile may have marked what was before
+            raise
+        self.mark(stream)
 
     def prepare(self, stream: Stream) -> None:
         """Make what :meth:`mark` needs, before anything is enqueued that could then not be marked."""
         if stream.handle not in self._markers and not self._spare:
             self._spare.append(self._transfer.create_marker())
-        self._begun[stream.handle] = stream
-
-    def refused(self, stream: Stream) -> None:
-        """Note that nothing was enqueued."""
-        self._begun.pop(stream.handle, None)
 
     def mark(self, stream: Stream) -> None:
-        """Remember that the page is in use until everything on ``stream`` so far is done; also when this raises."""
+        """Remember that the page is in use until everything on ``stream`` so far is done, also when this raises."""
         with self._lock:
-            self._begun[stream.handle] = stream
+            self._unmarked[stream.handle] = stream
             self._record(stream)
 
     def _record(self, stream: Stream) -> None:
+        self.prepare(stream)
         if stream.handle not in self._markers:
-            self._markers[stream.handle] = self._spare.pop() if self._spare else self._transfer.create_marker()
+            self._markers[stream.handle] = self._spare.pop()
         self._transfer.record(self._markers[stream.handle], stream)
-        self._begun.pop(stream.handle, None)
+        self._unmarked.pop(stream.handle, None)
 
     def _all_marked(self) -> bool:
-        """Mark what was not, or could not be before; False while it still cannot."""
+        """Mark what could not be before; False while it still cannot."""
         with self._lock:
-            for stream in list(self._begun.values()):
+            for stream in list(self._unmarked.values()):
                 try:
                     if self._transfer.is_capturing(stream):
                         return False
@@ -186,7 +199,7 @@ class Drain:
                 except DeviceLostError:
                     raise
                 except UsageError:  # destroyed meanwhile, which waited for its work
-                    self._begun.pop(stream.handle, None)
+                    self._unmarked.pop(stream.handle, None)
                 except DevIPCError as error:
                     _log.debug("a stream cannot be marked now: %s", error)
                     return False
@@ -195,7 +208,7 @@ class Drain:
     def done(self) -> bool:
         """Return True when all of it is over. A device that is lost or closed has nothing pending."""
         try:
-            if self._begun and not self._all_marked():
+            if self._unmarked and not self._all_marked():
                 return False
             return all(self._transfer.query_marker(marker) for marker in list(self._markers.values()))
         except (DriverError, ClosedError) as error:

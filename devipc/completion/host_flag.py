@@ -12,7 +12,6 @@ from devipc.completion.half import WORD_PAUSE_S, Drain, ProducerHalf, WordProduc
 from devipc.completion.page import PAGE_FENCE_NBYTES, RING_OFFSET, RING_SLOTS, VALUE_OFFSET, FencePage
 from devipc.completion.scratch import Scratch
 from devipc.completion.stream_memop import MemopProducer
-from devipc.errors import DevIPCError
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import Stream
 
@@ -27,7 +26,7 @@ def flag_producer(device: Device, page: FencePage) -> ProducerHalf:
 
 
 class CopyProducer(WordProducer):
-    """Signals by copying a prepared value onto the word. A slot is prepared again only when its value is reached."""
+    """Signals by copying a prepared value onto the word. A slot is prepared again only when nothing copies from it."""
 
     slots = RING_SLOTS
     pause_s = WORD_PAUSE_S
@@ -45,25 +44,17 @@ class CopyProducer(WordProducer):
         self._signals = 0
 
     def room(self) -> bool:
-        """Return True when the value that the next slot holds has arrived."""
-        return self._page.value >= self._page.ring(self._signals % RING_SLOTS)
+        """Return True when the value that the next slot holds has arrived, or never will."""
+        return self._page.value >= self._page.ring(self._signals % RING_SLOTS) or self._drain.done()
 
     def signal(self, stream: Stream, n: int) -> None:
         """Prepare the slot and enqueue the copies."""
-        self._drain.prepare(stream)
         slot = self._signals % RING_SLOTS
-        before = self._page.ring(slot)
-        self._signals += 1  # first: copies that an interrupt leaves queued must not find a later value in the slot
+        self._signals += 1  # whatever comes of it: behind an error or an interrupt the slot may be copied all the same
         self._page.set_ring(slot, n)
         base = self._registration.device_ptr
-        try:
-            self._scratch.carry(stream, base + VALUE_OFFSET, base + RING_OFFSET + 8 * slot, 8)
-        except DevIPCError:
-            self._page.set_ring(slot, before)  # what was never sent never arrives, and would hold the slot for ever
-            self._signals -= 1
-            self._drain.refused(stream)
-            raise
-        self._drain.mark(stream)
+        words = base + VALUE_OFFSET, base + RING_OFFSET + 8 * slot
+        self._drain.enqueue(stream, lambda: self._scratch.carry(stream, *words, 8))
 
     def look(self) -> int:
         """Load the word."""

@@ -6,12 +6,11 @@ the device can store a word but nothing needs to wait for it on a device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 from devipc.absence import need_transfer, need_word_waits, need_word_writes
 from devipc.completion.half import WORD_PAUSE_S, Drain, WordProducer, unregister
 from devipc.completion.page import PAGE_FENCE_NBYTES, VALUE_OFFSET, FencePage
-from devipc.errors import DevIPCError
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import Stream
 
@@ -35,15 +34,6 @@ class _Registered:
     def drained(self) -> bool:
         return self._drain.done()
 
-    def _enqueue(self, call: Callable[[Stream, int, int], None], stream: Stream, n: int) -> None:
-        self._drain.prepare(stream)
-        try:
-            call(stream, self._word, n)
-        except DevIPCError:
-            self._drain.refused(stream)
-            raise
-        self._drain.mark(stream)
-
     def close(self) -> None:
         self._drain.close()
         unregister(self._transfer, self._registration)
@@ -65,7 +55,7 @@ class MemopProducer(_Registered, WordProducer):
 
     def signal(self, stream: Stream, n: int) -> None:
         """Enqueue the store."""
-        self._enqueue(self._writes.write, stream, n)
+        self._drain.enqueue(stream, partial(self._writes.write, stream, self._word, n))
 
 
 class MemopConsumer(_Registered):
@@ -77,4 +67,4 @@ class MemopConsumer(_Registered):
 
     def wait(self, stream: Stream, n: int) -> None:
         """Enqueue the wait."""
-        self._enqueue(self._waits.wait, stream, n)
+        self._drain.enqueue(stream, partial(self._waits.wait, stream, self._word, n))

@@ -19,6 +19,7 @@ from devipc.errors import (
     DriverError,
     FencePoisoned,
 )
+from devipc.host.sync import HostWordWrites
 from devipc.host.transfer import HostMarker, HostTransfer
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import HostRegistration
@@ -145,10 +146,11 @@ def test_memory_is_kept_until_a_stuck_stream_lets_go(device: Device, strategy: S
 
 @pytest.mark.parametrize("strategy", [Strategy.STREAM_MEMOP, Strategy.HOST_FLAG])
 @pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize("sent", [False, True])
 def test_memory_is_kept_for_a_store_that_could_not_be_marked(
-    device: Device, strategy: Strategy, before: int, monkeypatch: pytest.MonkeyPatch
+    device: Device, strategy: Strategy, before: int, monkeypatch: pytest.MonkeyPatch, *, sent: bool
 ) -> None:
-    """The stream has it all the same, and it would land in memory that is unmapped."""
+    """The stream has it all the same, and it would land in memory that is unmapped; also where the store failed."""
     stream = stream_of(device)
     producer = create_fence(device, strategy)
     for value in range(1, before + 1):
@@ -158,9 +160,17 @@ def test_memory_is_kept_for_a_store_that_could_not_be_marked(
     def refused(*_: object) -> None:
         raise DriverError("the driver refused a marker", remedy="none: it was asked to")
 
+    write = HostWordWrites.write
+
+    def refused_behind(*arguments: Any) -> None:
+        write(*arguments)
+        refused()
+
     hold(stream)
     with monkeypatch.context() as patch:
         patch.setattr(HostTransfer, "record", refused)
+        if sent:
+            patch.setattr(HostWordWrites, "write", refused_behind)
         with pytest.raises(DriverError):
             producer.signal(stream, before + 1)
         producer.close(0.02)

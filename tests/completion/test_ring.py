@@ -13,8 +13,17 @@ import pytest
 from devipc.calltrace import observe
 from devipc.capabilities import Capability, Verdict
 from devipc.completion import create_fence, offers
-from devipc.errors import CapabilityError, CompletionTimeout, FencePoisoned, ResourceExhausted, UsageError
+from devipc.completion.scratch import Scratch
+from devipc.errors import (
+    CapabilityError,
+    CompletionTimeout,
+    DriverError,
+    FencePoisoned,
+    ResourceExhausted,
+    UsageError,
+)
 from devipc.host.events import HostEvents
+from devipc.host.transfer import HostTransfer
 from devipc.interfaces.backend import Device
 from devipc.types import PoisonReason, Strategy
 from tests.completion.lying import LyingBackend, Wrapped
@@ -220,6 +229,48 @@ def test_flags_are_copied_where_no_word_can_be_written(copying: Device) -> None:
         transfer_of(copying).synchronize_stream(stream)
     assert calls["host_copy"] == 2 * 999, "each value goes by way of device memory: host to host may block the caller"
     assert calls["host_write_word"] == 0
+
+
+def test_a_slot_of_an_interrupted_signal_brings_no_later_value(
+    copying: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream may copy from it all the same, and would bring what was prepared there for later work."""
+    stream, go_on, carry = stream_of(copying), threading.Event(), Scratch.carry
+
+    def interrupted(*arguments: Any) -> None:
+        carry(*arguments)
+        raise KeyboardInterrupt
+
+    with pair(copying, Strategy.HOST_FLAG) as (producer, consumer):
+        hold(stream)
+        with monkeypatch.context() as patch:
+            patch.setattr(Scratch, "carry", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                producer.signal(stream, 1)
+        stream.call(lambda: go_on.wait(10.0))
+        producer.signal(stream, 2)
+        stream.resume()
+        consumer.synchronize(1, 5.0)
+        assert not consumer.query(2)
+        go_on.set()
+        consumer.synchronize(2, 5.0)
+
+
+def test_signals_that_were_never_sent_hold_no_slot(copying: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = stream_of(copying)
+
+    def refused(*_: object) -> None:
+        raise DriverError("the driver refused a copy", remedy="none: it was asked to")
+
+    with pair(copying, Strategy.HOST_FLAG) as (producer, consumer):
+        with monkeypatch.context() as patch:
+            patch.setattr(HostTransfer, "copy", refused)
+            for n in range(1, 200):
+                with pytest.raises(DriverError):
+                    producer.signal(stream, n, timeout_s=5.0)
+        for n in range(200, 400):
+            producer.signal(stream, n, timeout_s=5.0)
+        consumer.synchronize(399, 5.0)
 
 
 def test_a_flag_needs_a_word_write_or_memory_to_copy_through(copying: Device) -> None:
