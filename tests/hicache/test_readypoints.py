@@ -7,9 +7,10 @@ import pytest
 from devipc.completion import ProducerFence, create_fence
 from devipc.errors import ClosedError, DevIPCError, DriverError, UsageError
 from devipc.hicache.client import readypoints
-from devipc.hicache.client.readypoints import Forwarder, StreamPoint, StreamPoints
+from devipc.hicache.client.readypoints import Forwarder, MarkerPoint, StreamPoint, StreamPoints
+from devipc.hicache.moving.mover import MarkerPool
 from devipc.hicache.wire.slots import Readiness, Slots
-from devipc.interfaces.transfer import Stream
+from devipc.interfaces.transfer import Marker, Stream
 from devipc.registry import load_backend
 from devipc.types import Strategy
 from tests.hicache.pools import until
@@ -107,6 +108,37 @@ def test_a_point_that_would_end_the_thread_is_never_reached_and_others_are_looke
     assert [error.code for error in told] == ["ready_point"]
     forwarder.close()
     slots.close()
+
+
+def test_a_point_that_an_interrupt_finds_reached_does_not_ask_the_marker_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = load_backend("host").open_device()
+    transfer = device.transfer
+    assert transfer is not None
+    markers, stream, give_back = MarkerPool(transfer), transfer.create_stream(), MarkerPool.give_back
+    first = MarkerPoint(markers, transfer, stream)
+    transfer.synchronize_stream(stream)
+
+    def interrupted(pool: MarkerPool, marker: Marker) -> None:
+        give_back(pool, marker)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MarkerPool, "give_back", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            first.reached()
+    second = MarkerPoint(markers, transfer, stream)
+    transfer.synchronize_stream(stream)
+    assert first.reached()
+    third = MarkerPoint(markers, transfer, stream)
+    assert second._marker is not third._marker
+    transfer.synchronize_stream(stream)
+    assert second.reached()
+    assert third.reached()
+    markers.close()
+    transfer.destroy_stream(stream)
+    device.close()
 
 
 @pytest.mark.parametrize("strategy", [Strategy.HOST_FLAG, Strategy.STREAM_MEMOP])

@@ -89,8 +89,8 @@ class MarkerPoint:
                 return True
             if not self._transfer.query_marker(self._marker):
                 return False
-            self._markers.give_back(self._marker)
-            self._marker = None
+            marker, self._marker = self._marker, None  # first: behind an interrupt it may be another point's
+            self._markers.give_back(marker)
         return True
 
     def __del__(self) -> None:
