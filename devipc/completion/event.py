@@ -139,6 +139,7 @@ class EventConsumer(_Ring):
         super().__init__(driver, page, [])
         self._line = line
         self._seen, self._reached = page.ack(line), page.start(line)
+        self._acknowledged = self._seen
         self._slots = len(payloads)
         try:
             for payload in payloads:
@@ -162,8 +163,9 @@ class EventConsumer(_Ring):
             # A count that runs ahead of the ring can only be a lie; it must not make this loop long.
             recorded = min(self._page.count, self._seen + self._slots)
             try:
-                if self._events and self._advance(recorded):
+                if self._events and (self._advance(recorded) or self._acknowledged < self._seen):
                     self._page.set_ack(self._line, self._seen)
+                    self._acknowledged = self._seen  # behind it: an interrupt comes between two calls
                     self._page.kick()
             except DevIPCError:  # the producer is gone or did not wait for us: the page says why
                 if self._page.status is None:

@@ -93,10 +93,10 @@ class PollingProducer(WordProducer):
         reached = 0
         with self._lock:
             while self._pending and self._transfer.query_marker(self._pending[0][1]):
-                reached, marker = self._pending.popleft()
-                self._unused.append(marker)
-            if reached and self._page.status is None:
-                self._page.value = reached
+                reached = self._pending[0][0]
+                if self._page.status is None:
+                    self._page.value = reached  # first: behind an interrupt nobody would look at it again
+                self._unused.append(self._pending.popleft()[1])
         if reached:
             self._page.kick()
 

@@ -46,6 +46,44 @@ def test_query_is_false_while_the_stream_is_stalled(device: Device, strategy: St
     assert calls.count(signalling) >= 2
 
 
+class _Interrupted(list[Any]):
+    def append(self, _: object) -> None:
+        raise KeyboardInterrupt
+
+
+def test_a_value_that_an_interrupt_found_reached_is_not_forgotten(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = stream_of(device)
+    with pair(device, Strategy.POLLING) as (producer, consumer):
+        half: Any = producer._half
+        monkeypatch.setattr(half._ticker, "wake", lambda _tick: None)  # nobody else looks
+        producer.signal(stream, 1)
+        transfer_of(device).synchronize_stream(stream)
+        with monkeypatch.context() as patch:
+            patch.setattr(half, "_unused", _Interrupted())
+            with pytest.raises(KeyboardInterrupt):
+                producer.query(1)
+        assert consumer.query(1)
+
+
+def test_an_event_that_an_interrupt_found_done_is_acknowledged(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    stream = stream_of(device)
+    with pair(device, Strategy.EVENT, ring=1) as (producer, consumer):
+        producer.signal(stream, 1)
+        transfer_of(device).synchronize_stream(stream)
+        with monkeypatch.context() as patch:
+            patch.setattr(page.FencePage, "set_ack", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                consumer.query(1)
+        assert consumer.query(1)
+        producer.signal(stream, 2, timeout_s=0.5)
+        consumer.synchronize(2, 5.0)
+
+
 @every_strategy
 def test_a_fence_that_was_never_signalled_has_reached_nothing(device: Device, strategy: Strategy) -> None:
     with pair(device, strategy) as (producer, consumer):
