@@ -9,8 +9,8 @@ import pytest
 
 from devipc.channel.liveness import own_life
 from devipc.errors import ResourceExhausted
-from devipc.hicache import session
 from devipc.hicache.api import UNFENCED
+from devipc.hicache.engine import session
 from devipc.hicache.engine.turns import in_turn
 from devipc.hicache.operations import Event, Status
 from devipc.hicache.results import PageResult

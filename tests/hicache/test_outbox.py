@@ -10,10 +10,10 @@ import pytest
 
 from devipc.errors import CompletionTimeout
 from devipc.hicache.daemon.outbox import Outbox
-from devipc.hicache.datagrams import MessageTransport
 from devipc.hicache.operations import Event
 from devipc.hicache.results import Answer, PageResult
 from devipc.hicache.wire import protocol as p
+from devipc.hicache.wire.datagrams import MessageTransport
 from devipc.hicache.wire.transport import Way
 from tests.hicache.test_transport import ends
 
