@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from devipc.completion import ProducerFence, create_fence
@@ -106,6 +108,35 @@ def test_a_point_that_would_end_the_thread_is_never_reached_and_others_are_looke
         until(lambda slot=slot: slots.readiness(slot) is not Readiness.NOT_YET)  # type: ignore[misc]
     assert [slots.readiness(slot) for slot in range(2)] == [Readiness.NEVER, Readiness.REACHED]
     assert [error.code for error in told] == ["ready_point"]
+    forwarder.close()
+    slots.close()
+
+
+def test_a_slot_is_not_another_operations_while_its_word_is_written() -> None:
+    slots, forwarder = Slots.create(1), Forwarder()
+    say_ready, waits, threads = slots.say_ready, list[bool](), list[threading.Thread]()
+
+    class Later:
+        asked = 0
+
+        def reached(self) -> bool:
+            self.asked += 1
+            return self.asked > 1
+
+    def written(slot: int, readiness: Readiness) -> None:
+        threads.append(
+            threading.Thread(target=forwarder.forget, args=(slots, slot))
+        )  # its operation has ended meanwhile
+        threads[-1].start()
+        threads[-1].join(0.1)
+        waits.append(threads[-1].is_alive())
+        say_ready(slot, readiness)
+
+    slots.say_ready = written  # type: ignore[method-assign]
+    forwarder.watch(slots, 0, Later(), lambda _error: None)
+    until(lambda: slots.readiness(0) is Readiness.REACHED)
+    assert waits == [True]
+    threads[0].join(5.0)
     forwarder.close()
     slots.close()
 

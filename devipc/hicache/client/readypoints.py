@@ -224,9 +224,9 @@ class Forwarder:
                 readiness = _ask(*entry, raised=BaseException)  # which would end the thread, and every point's watch
                 with self._changed:
                     if readiness is not Readiness.NOT_YET and self._waiting.get(key) is entry:
-                        del self._waiting[key]
                         with contextlib.suppress(DevIPCError):  # closed meanwhile
                             key[0].say_ready(key[1], readiness)
+                        del self._waiting[key]  # last: who finds it gone gives the slot to another operation
             time.sleep(_LOOK_S)
 
     def close(self) -> None:
