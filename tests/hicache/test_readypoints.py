@@ -80,6 +80,7 @@ def test_a_stream_with_a_point_that_is_not_reached_is_not_forgotten(monkeypatch:
     third = transfer.create_stream()
     points.mark(third)
     assert [fence.closed for fence in made] == [True, True, False]
+    assert first.reached()  # whoever still has it
     transfer.synchronize_stream(third)
     made[-1].close(1.0)
     forwarder.close()

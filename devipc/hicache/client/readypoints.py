@@ -11,6 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from weakref import WeakSet
 
 from devipc.completion import ProducerFence
 from devipc.deadline import no_thread
@@ -57,7 +58,7 @@ class StreamPoint:
 
     def reached(self) -> bool:
         """See :class:`~devipc.hicache.requests.ReadyPoint`."""
-        return self.fence.query(self.n)
+        return self.owner.has_reached(self.fence) or self.fence.query(self.n)
 
     def over(self) -> bool:
         """Return True when it is reached, or never will be."""
@@ -114,7 +115,12 @@ class StreamPoints:
         self._create, self._without = create, without
         self._lock = threading.Lock()
         self._by_stream: OrderedDict[int, StreamPoint] = OrderedDict()  # the last point of each
+        self._reached = WeakSet[ProducerFence]()  # whole, and closed
         self._made = 0
+
+    def has_reached(self, fence: ProducerFence) -> bool:
+        """Return True for a fence that was forgotten when all of its points were reached."""
+        return fence in self._reached
 
     def mark(self, stream: Stream) -> StreamPoint | MarkerPoint:
         """Return a point behind all work of ``stream`` so far. Does not wait for that work, nor for the engine.
@@ -160,6 +166,9 @@ class StreamPoints:
             if len(self._by_stream) < _MAX_STREAMS:
                 return
             if last.over():
+                with contextlib.suppress(DevIPCError):
+                    if last.reached():
+                        self._reached.add(last.fence)
                 del self._by_stream[handle]
                 last.fence.close(0.0)  # whoever follows it keeps what was reached
 
