@@ -20,6 +20,7 @@ from devipc.types import PoisonReason, Strategy
 __all__ = ["ConsumerFence"]
 
 _ISSUED_PAUSE_S = 5e-3
+_LEFT = (PoisonReason.CLOSED, PoisonReason.PEER_DIED)
 _LOOK_AGAIN_S = 1e-3
 _PATIENCE_S = 0.25
 """How long waits on streams have, of a consumer that the producer has dropped, before all are poisoned for them."""
@@ -120,12 +121,12 @@ class ConsumerFence(Fence):
     def poison(self, reason: PoisonReason, *, writer_gone: Callable[[], bool] | None = None) -> None:
         """Release all waiters, in all processes; see :meth:`~devipc.completion.fence.Fence.poison`.
 
-        Only its own when a producer that lives on (``CLOSED``) has dropped this consumer: the fence goes on for the
-        others. When streams of this process still wait for it a moment later, all are: nobody would tell them of the
-        producer's death any more.
+        Only its own when the producer has dropped this consumer before it left (``CLOSED``), or hung up on one that was
+        too slow to hear why (``PEER_DIED``): the fence goes on for the others. When streams of this process still wait
+        for it a moment later, all are: nobody would tell them of the producer's death any more.
         """
         self._guard()
-        if reason is not PoisonReason.CLOSED or self._page.line_state(self._line) is not LineState.DROPPED:
+        if reason not in _LEFT or self._page.line_state(self._line) is not LineState.DROPPED:
             super().poison(reason, writer_gone=writer_gone)
             return
         self._page.kick()

@@ -303,13 +303,16 @@ def test_a_consumer_that_closes_with_a_pending_wait_releases_it(device: Device) 
 
 
 @every_strategy
-def test_a_consumer_that_a_living_producer_drops_fails_alone(device: Device, strategy: Strategy) -> None:
+@pytest.mark.parametrize("reason", [PoisonReason.CLOSED, PoisonReason.PEER_DIED])
+def test_a_consumer_that_a_living_producer_drops_fails_alone(
+    device: Device, strategy: Strategy, reason: PoisonReason
+) -> None:
     stream = stream_of(device)
     with pair(device, strategy) as (producer, stays):
         leaves = open_exported(device, producer.export())
         producer.signal(stream, 1)
         producer.drop_consumer(2)
-        leaves.poison(PoisonReason.CLOSED)
+        leaves.poison(reason)
         for ask in (lambda: leaves.query(1), lambda: leaves.value, lambda: leaves.synchronize(2, 5.0)):
             with pytest.raises(FencePoisoned) as caught:
                 ask()

@@ -220,8 +220,12 @@ def test_what_comes_in_while_the_session_closes_is_given_back(monkeypatch: pytes
         assert exporter.shares.names() == []
 
 
+@pytest.mark.parametrize("told", [True, False])
 @pytest.mark.parametrize("strategy", list(Strategy))
-def test_hanging_up_on_one_peer_leaves_the_fences_of_the_others_alone(strategy: Strategy) -> None:
+def test_hanging_up_on_one_peer_leaves_the_fences_of_the_others_alone(
+    strategy: Strategy, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on one that was stopped, and could not be told goodbye: it takes the producer for dying when it goes on."""
     with Exporter(timeout_s=TIMEOUT_S) as exporter, Stage(exporter.device, 1) as stage:
         fence = exporter.create_fence("fence", strategy=strategy)
         with Importer(exporter.path, timeout_s=TIMEOUT_S) as leaves:
@@ -230,8 +234,10 @@ def test_hanging_up_on_one_peer_leaves_the_fences_of_the_others_alone(strategy: 
                 theirs, kept = leaves.open_fence("fence"), stays.open_fence("fence")
                 fence.signal(stage.stream, 1)
                 kept.synchronize(1, TIMEOUT_S)
+                if not told:
+                    monkeypatch.setattr(first._link, "_say", lambda *_, **__: None)
                 first.close()
-                assert eventually(lambda: leaves.state is PeerState.CLOSED)
+                assert eventually(lambda: leaves.state is (PeerState.CLOSED if told else PeerState.DYING))
                 with pytest.raises(FencePoisoned):
                     theirs.synchronize(2, TIMEOUT_S)
                 for n in range(2, 20):
