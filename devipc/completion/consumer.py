@@ -159,6 +159,6 @@ class ConsumerFence(Fence):
         return reason
 
     def _depart(self) -> None:
-        if self._page.line_state(self._line) is LineState.OPEN:
+        if self._page.line_state(self._line) in (LineState.OPEN, LineState.DROPPED):  # it can be given to another now
             self._page.set_line_state(self._line, LineState.CLOSED)
             self._page.kick()

@@ -304,6 +304,18 @@ def test_a_fence_has_a_bounded_number_of_consumers(device: Device) -> None:
             consumer.close()
 
 
+def test_a_consumer_that_was_dropped_gives_its_line_back_when_it_closes(device: Device) -> None:
+    stream = stream_of(device)
+    with create_fence(device, Strategy.EVENT) as producer:
+        for n in range(1, 2 * page.MAX_CONSUMERS):
+            handle = producer.export()
+            with open_exported(device, handle):
+                producer.signal(stream, n)
+                producer.drop_consumer(handle.line, ticket=handle.ticket)
+            producer.drop_consumer(handle.line, ticket=handle.ticket)
+        assert producer.consumers == ()
+
+
 def forked(pipe: Pipe) -> None:
     with host_device() as device:
         stream = stream_of(device)
