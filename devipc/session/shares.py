@@ -19,6 +19,7 @@ from devipc.lease import LeaseTable
 from devipc.mappings import local_exports
 from devipc.session.messages import MAX_NAME_NBYTES, MAX_NAMES, ShareMeta
 from devipc.types import HandleKind
+from devipc.undoing import undo
 from devipc.wire import MemoryHandle
 
 __all__ = ["Share", "ShareTable", "check_name"]
@@ -78,19 +79,27 @@ class ShareTable:
         check_name(name)
         with self._lock:
             self._check_free(name)
+        export_id = os.urandom(16)
         extent = self._memory.export(view.span_ptr, view.span_nbytes, kind=kind)
-        meta = ShareMeta(view.dtype, view.shape, view.strides, view.ptr - view.span_ptr, writable and not view.readonly)
         try:
+            meta = ShareMeta(
+                view.dtype, view.shape, view.strides, view.ptr - view.span_ptr, writable and not view.readonly
+            )
             with self._lock:  # the generation too: an older one would be refused by every peer
                 self._check_free(name)
-                identity = (self._backend, self._device_uuid, self._instance, self.generation, os.urandom(16))
+                identity = (self._backend, self._device_uuid, self._instance, self.generation, export_id)
                 handle = MemoryHandle(*identity, extent)
                 share = Share(name, handle, meta, view.owner, view.span_ptr, view.span_ptr + view.span_nbytes)
-                self._leases.add(handle.export_id)
-                local_exports.add(handle.export_id, view.span_ptr, view.span_nbytes)
+                self._leases.add(export_id)
+                local_exports.add(export_id, view.span_ptr, view.span_nbytes)
                 self._shares[name] = share
-        except UsageError:
-            self._memory.release(extent)
+        except BaseException:
+            with self._lock:
+                shared = self._shares.get(name)
+            if shared is None or shared.handle.export_id != export_id:  # an interrupt can come behind that
+                local_exports.remove(export_id)
+                self._leases.remove(export_id)
+                undo(self._memory.release, extent)
             raise
         return share
 

@@ -12,8 +12,10 @@ import pytest
 from devipc import deadline, mappings, opening
 from devipc.capabilities import Capability
 from devipc.errors import BoundsError, CapabilityError, CompletionTimeout, DevIPCError, DriverError
+from devipc.lease import LeaseTable
+from devipc.mappings import LocalExports
 from devipc.opening import close_extents, open_extents
-from devipc.session import Exporter, Importer, RemoteMemory, remote
+from devipc.session import Exporter, Importer, RemoteMemory, remote, shares
 from devipc.session.borrowing import Borrowed
 from devipc.types import Chunk, ExportedExtent, HandleKind, OpenedExtent
 from devipc.undoing import undo, what_is_left
@@ -241,4 +243,27 @@ def test_an_open_that_is_interrupted_while_it_gives_a_lease_back_keeps_nothing(m
             monkeypatch.setattr(Borrowed, "give_back", interrupt)  # the memory is mapped: a second lease is not needed
             with pytest.raises(KeyboardInterrupt):
                 importer.open("block")
+        exporter.unshare("block", timeout_s=TIMEOUT_S)
+
+
+@pytest.mark.parametrize(
+    "at", [(LeaseTable, "add"), (LocalExports, "add"), (shares, "Share"), (shares, "MemoryHandle")]
+)
+def test_a_share_that_was_interrupted_leaves_nothing(at: tuple[object, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, name = at
+    really = getattr(owner, name)
+
+    def interrupt(*arguments: object) -> None:
+        really(*arguments)
+        raise KeyboardInterrupt
+
+    with Exporter(strategy="polling") as exporter, Importer(exporter.path, strategy="polling") as importer:
+        block = exporter.allocate(4096)
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                exporter.share("block", block)
+        assert not exporter.shares._leases._leases
+        exporter.share("block", block)
+        importer.open("block").close()
         exporter.unshare("block", timeout_s=TIMEOUT_S)
