@@ -7,6 +7,7 @@ Owns addresses and nothing about who may use them: every address that arrives he
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import threading
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from devipc.host.meminfo import open_proc
-from devipc.spi import PAGE_NBYTES, ResourceExhausted, round_up, undo
+from devipc.spi import PAGE_NBYTES, HandleError, ResourceExhausted, round_up, undo
 
 __all__ = ["Part", "Reservation", "map_now", "map_side_by_side", "move", "view_at", "writable_until"]
 
@@ -111,6 +112,8 @@ def map_side_by_side(extents: Sequence[Sequence[Part]]) -> tuple[Reservation, li
 
     Raises
     ------
+    HandleError
+        When a file does not allow to be mapped for writing.
     ResourceExhausted
         When address space, memory or mappings ran out.
     """
@@ -139,6 +142,12 @@ def map_side_by_side(extents: Sequence[Sequence[Part]]) -> tuple[Reservation, li
 def _checked_mmap(at: int | None, nbytes: int, protection: int, flags: int, fd: int, offset: int) -> int:
     address = _mmap(at, nbytes, protection, flags, fd, offset)
     if address is None or address == _MAP_FAILED:
+        if ctypes.get_errno() in (errno.EPERM, errno.EACCES):
+            raise HandleError(
+                f"memory file does not allow to be mapped for writing ({os.strerror(ctypes.get_errno())})",
+                code="mmap",
+                remedy="the exporter must neither seal it against writing nor open it for reading only",
+            )
         raise _refused("mmap", nbytes, retryable=True)
     return int(address)
 

@@ -69,8 +69,19 @@ def test_a_tampered_extent_is_refused_before_anything_is_mapped(
     device.memory.free(made)
 
 
-@pytest.mark.parametrize("seals", [0, fcntl.F_SEAL_SHRINK, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW])
-def test_an_unsealed_file_is_refused(device: HostDevice, seals: int) -> None:
+SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
+@pytest.mark.parametrize(
+    ("seals", "code"),
+    [
+        (0, "unsealed"),
+        (fcntl.F_SEAL_SHRINK, "unsealed"),
+        (SIZE, "unsealed"),
+        (SIZE | fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE, "mmap"),
+    ],
+)
+def test_a_file_that_is_not_sealed_as_it_must_be_is_refused(device: HostDevice, seals: int, code: str) -> None:
     fd = os.memfd_create("devipc-test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, PAGE_NBYTES)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
@@ -80,7 +91,7 @@ def test_an_unsealed_file_is_refused(device: HostDevice, seals: int) -> None:
     forged = ExportedExtent(HandleKind.MEMFD, (Chunk(PAGE_NBYTES, 0, 100, payload, has_fd=True),), (fd,))
     with pytest.raises(HandleError) as caught:
         device.memory.open(forged)
-    assert caught.value.code == "unsealed"
+    assert caught.value.code == code
     os.close(fd)
     device.memory.release(extent)
     device.memory.free(made)
