@@ -41,9 +41,7 @@ Reply = tuple[bytes, Sequence[int]]
 Handler = Callable[[Message], Reply | None]
 """Answers one message; None is an empty answer."""
 
-
-_REPLY_S = 5.0
-_FAREWELL_S = 0.1
+_REPLY_S, _FAREWELL_S = 5.0, 0.1
 _JOIN_S = 2.0
 _LAST_WORDS_S = 0.05
 
@@ -64,6 +62,7 @@ class Link:
         self._lock = threading.Lock()
         self._state = PeerState.CONNECTED
         self._closing = self._heard = False
+        self._until_gone: Callable[[], None] | None = None
         self._calls = Calls()
         self._handlers: dict[int, Handler] = {}
         self._listeners = StateListeners()
@@ -340,6 +339,8 @@ class Link:
     def _on_gone(self) -> None:
         if self._move(PeerState.GONE, PeerGone(f"peer {self._peer.pid} is dead", remedy="connect again")):
             self._inbox.put(PeerState.GONE)
+        elif self._until_gone is not None:
+            self._until_gone()
 
     def _said_goodbye(self) -> None:
         error = PeerGone(f"peer {self._peer.pid} closed the connection", code="closed", remedy="connect again")
@@ -359,37 +360,36 @@ class Link:
 
     # --- end ----------------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Say goodbye, end all calls, and wait up to two seconds for the link's threads. Again does nothing.
+    def close(self, *, until_gone: Callable[[], None] | None = None) -> None:
+        """Say goodbye, end all calls, and wait up to two seconds for the link's threads; from one of those not for it.
 
-        From one of those threads it does not wait for that one. In a forked child it does nothing.
+        ``until_gone`` is called when the peer's process is over; closing again without it ends that. Not after a fork.
         """
         if os.getpid() != self._pid:
             return
         with self._lock:
-            if self._closing:
-                return
-            self._closing = True
-        if self._state is PeerState.CONNECTED:
-            self._say(Kind.BYE)
-        self._move(PeerState.CLOSED, ClosedError("the link is closed"))
-        self._listeners.close()
-        self._channel.close()
-        self._inbox.close()
-        if self._watch is not None:
+            first, self._closing, self._until_gone = not self._closing, True, until_gone
+        if first:
+            if self._state is PeerState.CONNECTED:
+                self._say(Kind.BYE)
+            self._move(PeerState.CLOSED, ClosedError("the link is closed"))
+            self._listeners.close()
+            self._channel.close()
+            self._inbox.close()
+            close_all(fd for fd in self._life if fd is not None)
+            self._life = [None, None]
+        if self._watch is not None and until_gone is None:
             self._watch.close()
-        close_all(fd for fd in self._life if fd is not None)
-        self._life = [None, None]
-        self._join(time.monotonic() + _JOIN_S)
+        if first:
+            self._join(time.monotonic() + _JOIN_S)
 
     def _join(self, deadline: float) -> None:
-        me = threading.current_thread()
-        for thread in self._threads:
-            if thread is not me:
-                thread.join(max(deadline - time.monotonic(), 0))
-        if self._watch is not None:
+        others = [thread for thread in self._threads if thread is not threading.current_thread()]
+        for thread in others:
+            thread.join(max(deadline - time.monotonic(), 0))
+        if self._watch is not None and self._until_gone is None:
             self._watch.join(max(deadline - time.monotonic(), 0))
-        stuck = [thread.name for thread in self._threads if thread.is_alive() and thread is not me]
+        stuck = [thread.name for thread in others if thread.is_alive()]
         if stuck:
             _log.warning("threads %s still run: a handler or callback has not returned", ", ".join(stuck))
 

@@ -191,12 +191,15 @@ class ProducerFence(Fence):
             f"the fence has {MAX_CONSUMERS} consumers", code="fence_lines", remedy="make another fence for more"
         )
 
-    def serves(self, line: int, *, ticket: int) -> bool:
-        """Return whether the consumer that got ``line`` under ``ticket`` may still have it, or ever open it."""
+    def serves(self, line: int, *, ticket: int, dropped: bool = False) -> bool:
+        """Return whether the consumer that got ``line`` under ``ticket`` may still have it, or ever open it.
+
+        ``dropped``: also one that is not counted any more, and whose line cannot be given to another yet.
+        """
         if self._page.closed or self._ticket_of.get(line) != ticket:
             return False
         try:
-            return self._page.line_state(line) in _LIVE
+            return self._page.line_state(line) in (*_LIVE, *[LineState.DROPPED] * dropped)
         except ClosedError:
             return False
 

@@ -69,14 +69,22 @@ class LentFences:
         """Take everything back; ``gone`` when nothing of the peer's process is left. May be called again.
 
         Descriptors are closed only when this side has ``hung_up``: one may be on its way in an answer, and its number
-        would be another file by then, which the peer would get.
+        would be another file by then, which the peer would get. Lines are remembered until they can be given away.
         """
         with self._lock:
             lent = list(self._lent.values())
-            if hung_up:
+            if gone and hung_up:
                 self._lent.clear()
+            elif hung_up:
+                self._lent = {token: (fence, replace(one, fds=())) for token, (fence, one) in self._lent.items()}
         for fence, handle in lent:
             _drop(fence, handle, gone=gone, close=hung_up)
+
+    @property
+    def owed(self) -> bool:
+        """True while the peer may have a line of a fence."""
+        with self._lock:
+            return any(fence.serves(one.line, ticket=one.ticket, dropped=True) for fence, one in self._lent.values())
 
     def _forget_left(self) -> None:
         """Forget consumers that closed, and fences that did; a peer that opens ten thousand has only some of them."""

@@ -64,7 +64,7 @@ class Peer:
         self._opened_fences = OpenedFences()
         self._lent_fences = LentFences(endpoint.fences.lend)
         self._decision: Decision | None = None
-        self._left = self._hung_up = False
+        self._left = self._hung_up = self._watching = False
         self._trials = TrialResponder(endpoint.trial_device)
         self._borrowed = Borrowed(
             endpoint, self.instance, ask=self._ask, tell=self._tell, on_last=lambda: self._hang_up()
@@ -77,8 +77,8 @@ class Peer:
             Kind.REVOKE: self._on_revoke,
             Kind.GENERATION: self._on_generation,
             Kind.FENCE_OPEN: self._on_fence_open,
-            Kind.FENCE_TAKEN: self._on_fence_taken,
-            Kind.FENCE_RETURN: self._on_fence_return,
+            Kind.FENCE_TAKEN: lambda message: self._lent_fences.taken(decode_token(message.body)),
+            Kind.FENCE_RETURN: lambda message: self._lent_fences.give_back(decode_token(message.body)),
             Kind.TRIAL: self._on_trial,
             Kind.DECIDE: self._on_decide,
             Kind.DECIDED: self._on_decided,
@@ -242,9 +242,11 @@ class Peer:
 
         Fences opened from the peer are closed and idle mappings unmapped. The connection stays up behind the scenes
         while arrays or tensors still look at the peer's memory, so that the peer does not free it under them. What
-        the peer has mapped of ours is asked back; what it does not give back in time is never freed.
+        the peer has mapped of ours is asked back; what it does not give back in time can be freed when it is gone.
         """
         if not self._borrowed.end():
+            if self._hung_up:
+                self._hang_up()  # the endpoint may be closing now, and waits for no end of a process then
             return
         deadline = deadline_after(timeout_s)
         try_each(  # also when an interrupt ends one of the waits
@@ -265,16 +267,24 @@ class Peer:
             self._endpoint.shares.wait_returned(self, timeout_s=remaining(deadline))
 
     def _hang_up(self) -> None:
-        self._link.close()
+        owes = bool(self._endpoint.shares.lent_to(self)) or self._lent_fences.owed
+        self._watching = owes and not self._endpoint.shares.closed
+        self._link.close(until_gone=self._gone if self._watching else None)
         self._attempt(self._trials.close)  # again: a request that was under way may have begun another
-        self._lent_fences.drop_all(gone=self.state is PeerState.GONE, hung_up=True)
+        self._lent_fences.drop_all(gone=False, hung_up=True)
         self._hung_up = True
+        self._gone() if self.state is PeerState.GONE else self._endpoint.peer_left()
+
+    def _gone(self) -> None:
+        self._endpoint.shares.give_back_all(self)
+        self._lent_fences.drop_all(gone=True, hung_up=True)
+        self._watching = False
         self._endpoint.peer_left()
 
     @property
     def over(self) -> bool:
-        """True when nothing is left to be closed here, neither the connection nor a fence opened from the peer."""
-        return self._hung_up and self._opened_fences.all_closed
+        """True when nothing is left to be closed here: no connection, debt, or fence opened from the peer."""
+        return self._hung_up and not self._watching and self._opened_fences.all_closed
 
     def _attempt(self, step: Callable[[], None]) -> None:
         """Run one step of an end; when a driver refuses it, the steps behind it are owed to others all the same."""
@@ -374,12 +384,6 @@ class Peer:
         token, name = decode_token_name(message.body)
         handle = self._lent_fences.lend(token, name)
         return completion.encode_fence_handle(handle), handle.fds
-
-    def _on_fence_return(self, message: Message) -> None:
-        self._lent_fences.give_back(decode_token(message.body))
-
-    def _on_fence_taken(self, message: Message) -> None:
-        self._lent_fences.taken(decode_token(message.body))
 
     def _on_trial(self, message: Message) -> Reply:
         return self._trials.answer(message.body, message.fds)

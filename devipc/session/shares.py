@@ -216,6 +216,11 @@ class ShareTable:
             self._closed = True
             return self.retire_all()
 
+    @property
+    def closed(self) -> bool:
+        """True after :meth:`close`."""
+        return self._closed
+
     def abandon(self, share: Share) -> None:
         """Take an export back although somebody may still map it; the memory itself must stay."""
         with self._lock:

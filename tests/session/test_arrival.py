@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from devipc.completion.page import MAX_CONSUMERS
-from devipc.errors import HandleError
+from devipc.completion.page import MAX_CONSUMERS, LineState
+from devipc.errors import CompletionTimeout, HandleError
+from devipc.probe.stage import Stage
 from devipc.session import Exporter, Importer, PeerState
 from devipc.types import OpenedExtent
 from tests.session.processes import eventually, worker
-from tests.session.worker import NBYTES, TIMEOUT_S
+from tests.session.worker import NBYTES, TIMEOUT_S, VALUES
 
 ROOT = Path(__file__).parents[2]
 
@@ -114,3 +115,28 @@ def test_gone_is_told_at_once_in_the_middle_of_a_trial() -> None:
             killed = other.kill()
             assert eventually(lambda: bool(noticed) and noticed[-1][0] is PeerState.GONE)
             assert noticed[-1][1] - killed < 0.6
+
+
+def test_what_a_peer_keeps_that_was_hung_up_on_comes_back_when_it_is_gone(exporter: Exporter) -> None:
+    """Nobody hears of it by the connection any more: it holds memory, and a line of a fence."""
+    block = exporter.allocate(NBYTES)
+    exporter.share("block", block)
+    fence = exporter.create_fence("there")
+    with Stage(exporter.device, NBYTES) as stage:
+        with worker("importer", path=exporter.path, strategy="stream_memop", count=False) as other:
+            for n in range(1, VALUES + 1):
+                fence.signal(stage.stream, n)
+            other.hear("signalled")
+            peer = exporter.wait_peer()
+            peer.close(timeout_s=0.1)
+            assert peer.state is PeerState.CLOSED
+            assert not peer.over
+            for timeout_s in (0.05, 0.2):
+                with pytest.raises(CompletionTimeout):
+                    exporter.unshare("block", timeout_s=timeout_s)
+            assert fence._page.line_state(1) is LineState.DROPPED
+            other.kill()
+            exporter.unshare("block", timeout_s=TIMEOUT_S)
+            exporter.free(block)
+            assert eventually(lambda: peer.over)
+            assert fence._page.line_state(1) is LineState.FREE
