@@ -10,10 +10,11 @@ from __future__ import annotations
 import _thread
 import math
 import threading
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from devipc.spi import Allocation, DevIPCError, HandleKind, UsageError
+from devipc.spi import Allocation, ClosedError, DeviceLostError, DevIPCError, ForkError, HandleKind, UsageError
 from devipc_cuda import driver
 from devipc_cuda.context import Context
 
@@ -48,11 +49,9 @@ class _Block:
 
     def __del__(self) -> None:
         # This can run in a garbage collection inside of any lock of this thread, the device's own among them, and
-        # freeing waits for the device: never here. At the interpreter's end no thread is to be had, and none is needed.
-        try:
-            _thread.start_new_thread(self._pool._free, (self._allocation,))
-        except RuntimeError:
-            pass
+        # freeing waits for the device: never here.
+        self._pool._dead.append(self._allocation)
+        self._pool._start_freeing()
 
 
 class TorchPool:
@@ -73,10 +72,15 @@ class TorchPool:
         self._kind = kind
         self._lock = threading.Lock()
         self._live: dict[int, int] = {}
+        self._dead: deque[Allocation] = deque()  # without the lock, see _Block.__del__
 
     @property
     def live_nbytes(self) -> int:
-        """Bytes under tensors that still live, or whose memory is not given back yet, rounded up to whole blocks."""
+        """Bytes under tensors that still live, or whose memory is not given back yet, rounded up to whole blocks.
+
+        Memory that cannot be given back at once, as while a graph is captured, is tried again when the next tensor is
+        made or dies.
+        """
         with self._lock:
             return sum(self._live.values())
 
@@ -109,18 +113,39 @@ class TorchPool:
         return torch.as_tensor(block, device=f"cuda:{ordinal}").view(dtype).view(tuple(shape))
 
     def _block(self, nbytes: int, *, zero: bool) -> _Block:
+        if self._dead:
+            self._start_freeing()
         allocation = self._device.memory.allocate(nbytes, kind=self._kind, zero=zero)
         with self._lock:
             self._live[id(allocation)] = allocation.nbytes
         return _Block(self, allocation, nbytes)
 
-    def _free(self, allocation: Allocation) -> None:
-        """Free behind all work of the device. Runs on a thread of its own, also at exit: never raises."""
+    def _start_freeing(self) -> None:
+        """Free on a thread of its own. At the interpreter's end none is to be had, and none is needed."""
         try:
-            with self._device.context:
-                driver.call("cuCtxSynchronize")
-            self._device.memory.free(allocation)
-        except DevIPCError:
+            _thread.start_new_thread(self._free_dead, ())
+        except RuntimeError:
             pass
-        with self._lock:
-            self._live.pop(id(allocation), None)
+
+    def _free_dead(self) -> None:
+        """Free behind all work of the device. Runs on a thread of its own, also at exit: never raises."""
+        for _ in range(len(self._dead)):
+            try:
+                allocation = self._dead.popleft()
+            except IndexError:  # another thread was faster
+                return
+            idle = False
+            try:
+                with self._device.context:
+                    driver.call("cuCtxSynchronize")
+                idle = True
+                self._device.memory.free(allocation)
+            except (ClosedError, DeviceLostError, ForkError):
+                pass  # it went with the device
+            except DevIPCError:
+                # While a stream captures, its context cannot be waited for (CUDA programming guide, stream capture).
+                if not idle:
+                    self._dead.append(allocation)
+                continue  # what the driver keeps is still said to live
+            with self._lock:
+                self._live.pop(id(allocation), None)

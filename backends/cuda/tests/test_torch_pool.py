@@ -12,6 +12,8 @@ import sys
 import time
 from typing import Any
 
+import pytest
+
 from backends.testing.helpers import staging
 
 from .peers import environment, simulated
@@ -70,6 +72,41 @@ def test_a_tensor_may_die_inside_the_locks_of_the_pool_and_the_device(device: An
                 blocks.pop()
         host.view[:8] = struct.pack("<Q", 1)
         host.transfer.synchronize_stream(host.stream)
+    wait_until_freed(pool)
+
+
+@pytest.mark.parametrize("why", ["captures", "threads"])
+@simulated()
+def test_memory_that_cannot_be_given_back_yet_is_not_forgotten(why: str, device: Any, sim: Any) -> None:
+    """The driver does not wait for a device of which a stream captures a graph; or no thread is to be had."""
+    import _thread
+
+    from devipc_cuda.torch_pool import TorchPool
+
+    def no_thread(*args: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    pool = TorchPool(device)
+    block = pool._block(4096, zero=False)
+    calls = sim.calls("cuCtxSynchronize")
+    with pytest.MonkeyPatch.context() as patch:
+        if why == "threads":
+            patch.setattr(_thread, "start_new_thread", no_thread)
+        else:
+            sim.inject("cuCtxSynchronize*@1=900")
+        del block
+    deadline = time.monotonic() + 5.0
+    while why == "captures" and sim.calls("cuCtxSynchronize") == calls:
+        assert time.monotonic() < deadline
+        time.sleep(1e-3)
+    time.sleep(0.1)
+    assert pool.live_nbytes == 2 * 2**20
+    block = pool._block(4096, zero=False)
+    while pool.live_nbytes > 2 * 2**20:
+        assert time.monotonic() < deadline
+        time.sleep(1e-3)
+    assert sim.counter("live_maps") == 1
+    del block
     wait_until_freed(pool)
 
 
