@@ -171,6 +171,20 @@ def test_a_number_where_an_address_is_taken_crashes(start: Callable[..., Any]) -
         assert one.status() == -11
 
 
+def retain_plain(parent: Parent) -> object:
+    ptr = need("hipMalloc", 4 * MIB)
+    location = ctypes.create_string_buffer(struct.pack("=ii", 1, 0))
+    parent.send(hip("hipMemGetAccess", location, ptr)[0])
+    return hip("hipMemRetainAllocationHandle", ptr)[0]
+
+
+def test_a_handle_of_what_is_no_mapping_crashes_older_runtimes(start: Callable[..., Any]) -> None:
+    with start(retain_plain) as one, start(retain_plain, retains=0) as two:
+        assert (one.receive(), two.receive()) == (1, 1)
+        assert one.result() == 1
+        assert two.status() == -11
+
+
 def make_dmabuf(parent: Parent) -> object:
     ptr, fd = need("hipMalloc", 4 * MIB), (ctypes.c_int * 1)(-1)
     kind = member("hipMemRangeHandleType", 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import struct
 
-__all__ = ["access_desc", "allocation_prop", "external_fd", "external_part", "pool_props"]
+__all__ = ["access_desc", "allocation_prop", "external_fd", "external_part", "location", "pool_props"]
 
 Bytes = ctypes.Array[ctypes.c_char]
 """What the bindings take where a structure is expected."""
@@ -18,6 +18,7 @@ _PINNED, _FD, _DEVICE, _READ_WRITE, _OPAQUE_FD = 1, 1, 1, 3, 1
 _ALLOCATION = struct.Struct("=iiiiQQ")  # type, handle types, location, then what is not used here
 _POOL = struct.Struct("=iiiiQQ56x")  # the same, largest size
 _ACCESS = struct.Struct("=iii")
+_LOCATION = struct.Struct("=ii")
 _EXTERNAL = struct.Struct("=i4xi12xQI64x4x")  # type, descriptor in a union of 16 bytes, size, flags
 _PART = struct.Struct("=QQI64x4x")  # offset, size, flags
 
@@ -30,6 +31,11 @@ def allocation_prop(ordinal: int) -> Bytes:
 def pool_props(ordinal: int) -> Bytes:
     """Return properties of a pool on device ``ordinal`` that can be exported as a file descriptor."""
     return ctypes.create_string_buffer(_POOL.pack(_PINNED, _FD, _DEVICE, ordinal, 0, 0), _POOL.size)
+
+
+def location(ordinal: int) -> Bytes:
+    """Return the place that is device ``ordinal``."""
+    return ctypes.create_string_buffer(_LOCATION.pack(_DEVICE, ordinal), _LOCATION.size)
 
 
 def access_desc(ordinal: int) -> Bytes:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from devipc.spi import AllocationInfo, HandleKind, MemoryKind
-from devipc_hip import driver
+from devipc_hip import driver, retaining
 
 __all__ = ["REASONS", "Mapping", "inspect", "mapping_at", "mappings_from"]
 
@@ -75,7 +75,7 @@ def inspect(ptr: int, *, ordinal: int, plain: tuple[HandleKind, ...]) -> Allocat
         return _plain(ptr, MemoryKind.HOST, "host")
     if memory_type != _DEVICE:
         return AllocationInfo(ptr, 0, MemoryKind.UNKNOWN, 0, (), f"memory of the runtime's type {memory_type}")
-    found = _inspect_device(ptr, plain)
+    found = _inspect_device(ptr, plain, ordinal=ordinal)
     owner = driver.pointer_attribute("DEVICE_ORDINAL", ptr)
     if owner not in (None, ordinal):
         reason = f"the memory is on device {owner} of this process, not on device {ordinal}: open that device"
@@ -83,12 +83,12 @@ def inspect(ptr: int, *, ordinal: int, plain: tuple[HandleKind, ...]) -> Allocat
     return found
 
 
-def _inspect_device(ptr: int, plain: tuple[HandleKind, ...]) -> AllocationInfo:
+def _inspect_device(ptr: int, plain: tuple[HandleKind, ...], *, ordinal: int) -> AllocationInfo:
     allowed = driver.pointer_attribute("ALLOWED_HANDLE_TYPES", ptr)
     by_fd = allowed is None or bool(allowed & FD_TYPE)
     if driver.pointer_attribute("MEMPOOL_HANDLE", ptr):
         return _plain(ptr, MemoryKind.POOL, "pool", (HandleKind.POOL,) if by_fd else ())
-    if _is_vmm(ptr):
+    if retaining.is_mapped(ptr, ordinal=ordinal):
         return _inspect_vmm(ptr, exportable=(HandleKind.VMM_FD,) if by_fd else ())
     capable = driver.pointer_attribute("IS_LEGACY_HIP_IPC_CAPABLE", ptr)
     return _plain(ptr, MemoryKind.DEVICE, "device", () if capable == 0 else plain)
@@ -104,13 +104,6 @@ def _plain(ptr: int, kind: MemoryKind, reason: str, exportable: tuple[HandleKind
 def allocation_id(ptr: int) -> int:
     """Return the runtime's id; when it has none, an id that no cache will ever meet again."""
     return driver.pointer_attribute("BUFFER_ID", ptr) or next(_fresh_ids)
-
-
-def _is_vmm(ptr: int) -> bool:
-    handle = driver.question("hipMemRetainAllocationHandle", ptr)
-    if handle is not None:
-        driver.call("hipMemRelease", handle)
-    return handle is not None
 
 
 def mapping_at(ptr: int) -> Mapping | None:

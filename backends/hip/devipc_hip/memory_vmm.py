@@ -43,6 +43,7 @@ from devipc_hip import driver, layouts, payload
 from devipc_hip.context import Context
 from devipc_hip.memory_query import Mapping, mappings_from
 from devipc_hip.opening import let_go, not_let_go, open_in_time
+from devipc_hip.retaining import give_back, retain
 from devipc_hip.status import INVALID_VALUE, NOT_SUPPORTED
 
 __all__ = ["Reservation", "VmmImports", "allocate_vmm", "export_vmm"]
@@ -190,14 +191,14 @@ def export_vmm(ptr: int, nbytes: int) -> ExportedExtent:
 
 def _export_mapped(base: int) -> int:
     """Return a descriptor for the physical memory behind ``base``; owned by the caller, closed on exec."""
-    handle = driver.call("hipMemRetainAllocationHandle", base)
+    handle = retain(base)
     try:
         fd = _export_handle(handle)
     except BaseException:
-        undo(driver.call, "hipMemRelease", handle)
+        undo(give_back, handle)
         raise
     try:
-        driver.call("hipMemRelease", handle)
+        give_back(handle)
     except BaseException:
         os.close(fd)
         raise

@@ -24,7 +24,7 @@ VARIANTS: dict[str, tuple[dict[str, object], set[str]]] = {
     "no-events": ({"DEVSIM_IPC_EVENTS": 0}, ALL - {"event"}),
     "neither": ({"DEVSIM_IPC_EVENTS": 0, "DEVSIM_MEMOPS": 0}, {"host_flag", "polling"}),
     "older": (
-        {"driver_version": 70_200_001, "few_attributes": 1, "fd_by_pointer": 1, "event_wait_blocks": 1},
+        {"driver_version": 70_200_001, "few_attributes": 1, "fd_by_pointer": 1, "retains": 0, "event_wait_blocks": 1},
         ALL - {"event"},
     ),
 }

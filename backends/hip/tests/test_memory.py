@@ -167,6 +167,28 @@ def test_grown_ranges_are_one(device: Any, sim: Any) -> None:
     device.memory.free(block)
 
 
+@simulated(retains=0, DEVSIM_DRIVER_VERSION=70_200_001)
+def test_memory_of_others_on_a_runtime_that_does_not_count(device: Any, sim: Any) -> None:
+    """It crashes where it is asked for the handle of plain memory, and forgets one that is given back too often."""
+    reflect_parts(device, "vmm_fd")
+    layouts: Any = importlib.import_module("devipc_hip.layouts")
+    with device.context:
+        plain = raw("hipMalloc", 4 * MIB)
+        handle = raw("hipMemCreate", 2 * MIB, layouts.allocation_prop(0), 0)
+        mapped = raw("hipMemAddressReserve", 2 * MIB, 0, 0, 0)
+        raw("hipMemMap", mapped, 2 * MIB, 0, handle, 0)
+        raw("hipMemSetAccess", mapped, 2 * MIB, layouts.access_desc(0), 1)
+        with staging(device) as host, peer(mirror) as other:
+            for seed, (ptr, kind) in enumerate(((plain, "legacy"), (mapped, "vmm_fd"))):
+                assert device.memory.describe(ptr).exportable[0] == kind
+                reflect(device, other, host, ptr, 4096, seed)
+            other.channel.send("end")
+        raw("hipMemUnmap", mapped, 2 * MIB)
+        raw("hipMemAddressFree", mapped, 2 * MIB)
+        raw("hipMemRelease", handle)
+        raw("hipFree", plain)
+
+
 # --- what is exported -------------------------------------------------------------------------------------------------
 
 

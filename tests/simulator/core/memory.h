@@ -143,6 +143,7 @@ enum ds_status ds_physical_new(struct ds_device *device, uint64_t bytes, unsigne
 enum ds_status ds_physical_import(int fd, struct ds_physical **out);
 enum ds_status ds_physical_export(struct ds_physical *physical, unsigned type, int *fd);
 enum ds_status ds_physical_release(struct ds_physical *physical);
+bool ds_physical_hold(struct ds_physical *physical);
 enum ds_status ds_physical_retain(uint64_t address, struct ds_physical **out);
 enum ds_status ds_physical_info(struct ds_physical *physical, struct ds_device **device, unsigned *types, uint64_t *bytes);
 enum ds_status ds_range_reserve(uint64_t bytes, uint64_t align, uint64_t hint, uint64_t *out);

@@ -164,6 +164,18 @@ enum ds_status ds_physical_retain(uint64_t address, struct ds_physical **out) {
   return good ? DS_OK : DS_INVALID;
 }
 
+/* Takes hold of what a mapping keeps, for a front whose handles stay good without a holder. */
+bool ds_physical_hold(struct ds_physical *physical) {
+  ds_lock();
+  struct ds_physical *at = all;
+  while (at && at != physical)
+    at = at->next;
+  if (at && at->holders++ == 0)
+    ds_count(DS_C_live_physical, 1);
+  ds_unlock();
+  return at;
+}
+
 enum ds_status ds_physical_info(struct ds_physical *physical, struct ds_device **device, unsigned *types,
                                 uint64_t *bytes) {
   ds_lock();

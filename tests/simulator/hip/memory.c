@@ -206,7 +206,11 @@ API(hipMemExportToShareableHandle, (void *out, void *handle, int type, unsigned 
     (out, handle, type, flags)) {
   if (!out || flags || type != HIP_HANDLE_FD)
     return HIP_INVALID_VALUE;
-  return hip_code(ds_physical_export(handle, (unsigned)type, out), NULL);
+  bool held = !ds_switch(DS_retains) && ds_physical_hold(handle);
+  enum ds_status status = ds_physical_export(handle, (unsigned)type, out);
+  if (held)
+    ds_physical_release(handle);
+  return hip_code(status, NULL);
 }
 
 /* Older runtimes take the address of the fd. A number is followed there like any address. */
@@ -217,7 +221,19 @@ API(hipMemImportFromShareableHandle, (void **out, void *source, int type), (out,
   return hip_code(ds_physical_import(fd, (struct ds_physical **)out), NULL);
 }
 
+/* Older runtimes count nothing, and follow a null pointer for memory that is no mapping. */
 API(hipMemRetainAllocationHandle, (void **out, void *address), (out, address)) {
+  if (out && !ds_switch(DS_retains)) {
+    ds_lock();
+    struct ds_range *range = ds_find((uint64_t)address);
+    bool mapped = range && range->kind == DS_VMM;
+    if (mapped)
+      *out = range->parent;
+    ds_unlock();
+    if (range && !mapped)
+      ds_act((struct ds_fault){DS_SEGV, 0});
+    return mapped ? HIP_OK : HIP_INVALID_VALUE;
+  }
   return out ? hip_code(ds_physical_retain((uint64_t)address, (struct ds_physical **)out), NULL) : HIP_INVALID_VALUE;
 }
 
@@ -240,6 +256,20 @@ API(hipMemMap, (void *start, size_t bytes, size_t offset, void *handle, unsigned
 }
 
 API(hipMemUnmap, (void *start, size_t bytes), (start, bytes)) { return hip_code(ds_unmap((uint64_t)start, bytes), NULL); }
+
+API(hipMemGetAccess, (unsigned long long *flags, const hipLocation *location, void *address), (flags, location, address)) {
+  struct ds_device *device = NULL;
+  if (!flags || !location || location->type != HIP_LOCATION_DEVICE)
+    return HIP_INVALID_VALUE;
+  TRY(hip_device(location->id, &device));
+  ds_lock();
+  struct ds_range *range = ds_find((uint64_t)address);
+  bool mapped = range && range->kind == DS_VMM;
+  if (mapped)
+    *flags = range->access[device->index];
+  ds_unlock();
+  return mapped ? HIP_OK : HIP_INVALID_VALUE;
+}
 
 API(hipMemSetAccess, (void *start, size_t bytes, const hipAccessDesc *list, size_t count), (start, bytes, list, count)) {
   struct ds_device *device = NULL;

@@ -53,6 +53,8 @@ FORWARD(hipMemAddressFree, (ptr64 start_at, size_t bytes), cuMemAddressFree, (st
 FORWARD(hipMemMap, (ptr64 start_at, size_t bytes, size_t offset, ptr64 handle, unsigned long long flags), cuMemMap,
         (start_at, bytes, offset, handle, flags))
 FORWARD(hipMemUnmap, (ptr64 start_at, size_t bytes), cuMemUnmap, (start_at, bytes))
+FORWARD(hipMemGetAccess, (unsigned long long *flags, const hipLocation *location, ptr64 address), cuMemGetAccess,
+        (flags, location, address))
 FORWARD(hipMemSetAccess, (ptr64 start_at, size_t bytes, const hipAccessDesc *list, size_t count), cuMemSetAccess,
         (start_at, bytes, list, count))
 

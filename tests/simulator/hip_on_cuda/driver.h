@@ -73,6 +73,7 @@ _Static_assert(sizeof(struct copy_attributes) == 24, "copy attributes");
   CALL(cuMemMap, (ptr64, size_t, size_t, ptr64, unsigned long long))                                                  \
   CALL(cuMemUnmap, (ptr64, size_t))                                                                                   \
   CALL(cuMemSetAccess, (ptr64, size_t, const hipAccessDesc *, size_t))                                                \
+  CALL(cuMemGetAccess, (unsigned long long *, const hipLocation *, ptr64))                                            \
   CALL(cuMemGetHandleForAddressRange, (void *, ptr64, size_t, int, unsigned long long))                               \
   CALL(cuImportExternalMemory, (void **, const hipExternalHandle *))                                                  \
   CALL(cuExternalMemoryGetMappedBuffer, (ptr64 *, void *, const hipExternalBuffer *))                                 \
