@@ -336,10 +336,18 @@ def _map_imported(blocks: Sequence[tuple[int, int]], *, ordinal: int) -> Reserva
 def _import_handle(fd: int, *, by_address: bool) -> int:
     if not by_address:
         return int(driver.call("hipMemImportFromShareableHandle", fd, driver.FD))
-    places = [(ctypes.c_int * 1)(fd) for _ in range(2)]
-    # Where a value is expected the address is cut to 32 bits: it must not look like a descriptor.
-    place = next(each for each in places if ctypes.addressof(each) % 2**32 >= _NO_DESCRIPTOR_ABOVE)
-    return int(driver.call("hipMemImportFromShareableHandle", place, driver.FD))
+    return int(driver.call("hipMemImportFromShareableHandle", _place(fd), driver.FD))
+
+
+def _place(fd: int) -> ctypes.Array[ctypes.c_int]:
+    """Return where ``fd`` is. Where a value is expected the address is cut to 32 bits: that must be no descriptor."""
+    place = (ctypes.c_int * 1)(fd)
+    if ctypes.addressof(place) % 2**32 < _NO_DESCRIPTOR_ABOVE:
+        ends = ctypes.create_string_buffer(_NO_DESCRIPTOR_ABOVE + ctypes.sizeof(place))
+        low = ctypes.addressof(ends) % 2**32 < _NO_DESCRIPTOR_ABOVE
+        place = (ctypes.c_int * 1).from_buffer(ends, _NO_DESCRIPTOR_ABOVE if low else 0)
+        place[0] = fd
+    return place
 
 
 def _check_size(fd: int, nbytes: int) -> None:
