@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import msgspec
@@ -84,23 +85,19 @@ class Supervisor(Host):
             max_links=config.max_clients + _LINKS_BESIDE_CLIENTS,
             prepare=self._prepare,
         )
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._gate.close)
             self._arena = HostArena(config.tier_nbytes)
-        except BaseException:
-            self._gate.close()
-            raise
-        try:
+            undo.callback(self._arena.close)
             self._index = IndexWriter(max_entries=config.index_entries or max(4096, config.tier_nbytes // 2**15))
-        except BaseException:
-            self._arena.close()
-            self._gate.close()
-            raise
-        self._tier = HostTier(
-            self._arena.chunks(config.chunk_nbytes),
-            self._index,
-            slab_nbytes=config.slab_nbytes,
-            extent_pages=config.extent_pages,
-        )
+            undo.callback(self._index.close)
+            self._tier = HostTier(
+                self._arena.chunks(config.chunk_nbytes),
+                self._index,
+                slab_nbytes=config.slab_nbytes,
+                extent_pages=config.extent_pages,
+            )
+            undo.pop_all()
         self._keeper = Keeper(
             config,
             self._arena,

@@ -159,9 +159,11 @@ def test_paths_and_settings_that_are_not_safe_are_refused(tmp_path: Path) -> Non
         (("--socket", str(private / ("s" * 120)), *small), "at most 107"),
         (("--socket", str(private / "s"), "--max-ops", "none"), "pass an integer"),
         (("--socket", str(private / "s"), "--no-such", "1"), "No such option"),
+        (("--socket", str(private / "s"), *small, "--slab-nbytes", "100"), "multiple of 64"),
     ):
         refused = run("serve", *arguments, expect=2)
         assert says in refused.stderr
+        assert os.listdir(private) == ["file"]
     assert (private / "file").read_text() == "mine"
     assert os.listdir(open_folder) == []
     unknown = subprocess.run(
