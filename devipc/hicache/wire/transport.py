@@ -255,12 +255,15 @@ def take_offer(way: Way, fds: Sequence[int], *, spin_s: float = DEFAULT_SPIN_S) 
 
 def _adopt(fds: Sequence[int]) -> socket.socket:
     sock: socket.socket | None = None
+    connected = False
     try:
         if len(fds) == 1:
             sock = socket.socket(fileno=fds[0])
+            sock.getpeername()
+            connected = True
     except OSError:
         pass
-    if sock is None or (sock.family, sock.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
+    if sock is None or not connected or (sock.family, sock.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
         if sock is not None:
             sock.close()
         else:

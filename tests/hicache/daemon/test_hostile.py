@@ -68,6 +68,7 @@ def test_greetings_that_are_none(one: Daemon, honest: RawClient) -> None:
     os.ftruncate(unsealed, 64 * PAGE_NBYTES)
     empty = create_memfd("empty", 4 * PAGE_NBYTES)
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    alone = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     offer = Offer(Way.RINGS)
     good = hello(features=0, client=secrets.token_bytes(16), way="rings")
     body = p.encode(good)
@@ -92,6 +93,7 @@ def test_greetings_that_are_none(one: Daemon, honest: RawClient) -> None:
             (body, [slots.fileno(), *offer.fds, null]),
             (body, [null] * 200),
             (p.encode(hello(features=0, client=bytes(16), way="messages")), [slots.fileno(), null]),
+            (p.encode(hello(features=0, client=bytes(16), way="messages")), [slots.fileno(), alone.fileno()]),
             (p.encode(hello(features=0, client=bytes(16), way="messages")), [slots.fileno(), *offer.fds]),
             (p.encode(old), [slots.fileno(), *offer.fds]),
             (p.encode(other), [slots.fileno(), *offer.fds]),
@@ -111,6 +113,7 @@ def test_greetings_that_are_none(one: Daemon, honest: RawClient) -> None:
         link.close()
         offer.close()
         slots.close()
+        alone.close()
         for fd in (unsealed, empty, null):
             os.close(fd)
 
