@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from devipc.errors import CompletionTimeout, FencePoisoned, PeerGone
-from devipc.hicache.api import UNFENCED, HiCacheClient, connect
+from devipc.hicache.api import UNFENCED
 from devipc.hicache.client.ticket import Ticket
 from devipc.hicache.operations import Event, Status
 from devipc.hicache.results import PageResult
@@ -22,10 +22,10 @@ from devipc.interfaces.backend import Device
 from devipc.registry import load_backend
 from tests.channel.processes import stop
 from tests.hicache.daemon.daemons import Daemon, daemon
+from tests.hicache.daemon.scene import Scene
 from tests.hicache.engine_with_faults import FOLDER, MODULE, Faults
-from tests.hicache.pools import TIMEOUT_S, PoolMemory, until
+from tests.hicache.pools import TIMEOUT_S, until
 from tests.hicache.resident import resident_nbytes
-from tests.hicache.world import World
 
 pytestmark = pytest.mark.chaos
 
@@ -35,60 +35,6 @@ def device() -> Iterator[Device]:
     opened = load_backend("host").open_device()
     yield opened
     opened.close()
-
-
-class Scene:
-    """A daemon whose engine can be held back, one client, and a pool of it with eight pages in the host tier."""
-
-    def __init__(self, device: Device, running: Daemon, folder: str) -> None:
-        self.daemon = running
-        self.folder = folder
-        self.it = World(device)  # for its pools
-        self.stream = self.it.stream()
-        self.memory: PoolMemory = self.it.attention_pool()
-        self.client: HiCacheClient = connect("unix:" + running.path, device=device)
-        self.handle = self.it.register(self.client, self.memory)
-        self.keys = self.it.keys(self.handle, 8)
-        self.memory.fill(range(1, 9), self.keys)
-        ticket = self.client.backup(self.handle, range(1, 9), self.keys, ready=UNFENCED)
-        assert set(ticket.result(TIMEOUT_S)) == {PageResult.STORED}
-
-    def stalled_restore(self) -> Any:
-        """Begin a restore whose copies do not end."""
-        with Faults(self.folder, self.engine_pid) as faults:
-            faults.stall("restore")
-        self.memory.poison([20, 21])
-        ticket = self.client.restore(self.handle, self.keys[:2], [20, 21], ready=UNFENCED)
-        assert ticket.reached(Event.ADMITTED, TIMEOUT_S)
-        until(lambda: int(self.status["lanes"]["restore"]["flying"]) == 1)
-        return ticket
-
-    @property
-    def status(self) -> Any:
-        return self.client.status()
-
-    @property
-    def engine_pid(self) -> int:
-        return int(self.status["engine"]["pid"])
-
-    def wait_attached(self, *, losses: int = 0) -> None:
-        """Wait until it is attached, after so many losses: others may hear of a death before the client does."""
-        until(lambda: (now := self.status)["losses"] >= losses and not now["degraded"])
-
-    def check_serves(self, seed: int) -> None:
-        """Another page goes there and comes back."""
-        keys = self.it.keys(self.handle, 2, seed=seed)
-        self.memory.fill([11, 12], keys)
-        assert set(self.client.backup(self.handle, [11, 12], keys, ready=self.stream).result(TIMEOUT_S)) == {1}
-        self.memory.poison([13, 14])
-        done = self.client.restore(self.handle, keys, [13, 14], ready=UNFENCED)
-        assert set(done.result(TIMEOUT_S)) == {PageResult.RESTORED}
-        self.memory.check([13, 14], keys)
-        assert self.client.match(self.handle, keys) == 2
-
-    def close(self) -> None:
-        self.client.close(timeout_s=TIMEOUT_S)
-        self.it.close()
 
 
 @pytest.fixture
@@ -230,28 +176,6 @@ def test_what_was_under_way_when_a_client_lost_its_connection_is_not_published(s
     scene.wait_attached(losses=1)
     assert client.match(scene.handle, key) == 0
     scene.check_serves(91)
-
-
-def test_a_backup_that_an_interrupt_breaks_off_is_not_published(scene: Scene) -> None:
-    """It may be out already: then the daemon has it, and nobody its ticket."""
-    client, transport = scene.client, cast(Any, scene.client._link)._current._transport
-    scene.memory.fill([15], key := scene.it.keys(scene.handle, 1, seed=82))
-    push = transport.push
-
-    def interrupted(frame: bytes, **named: Any) -> None:
-        push(frame, **named)
-        raise KeyboardInterrupt
-
-    stop(scene.daemon.process.pid)
-    transport.push = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        client.backup(scene.handle, [15], key, ready=UNFENCED)
-    scene.memory.poison([15])
-    scene.daemon.process.send_signal(signal.SIGCONT)
-    transport.push = push
-    scene.wait_attached()
-    scene.check_serves(92)
-    assert (client.match(scene.handle, key), client._desk.open_tickets()) == (0, [])
 
 
 @pytest.mark.long

@@ -25,7 +25,7 @@ from tests.channel.processes import stop
 from tests.hicache.chaos.__main__ import run
 from tests.hicache.chaos.worker import WorkerProcess
 from tests.hicache.daemon.daemons import daemon
-from tests.hicache.daemon.test_attaching_again import Scene
+from tests.hicache.daemon.scene import Scene
 from tests.hicache.engine_with_faults import FOLDER, MODULE, Faults
 from tests.hicache.pools import TIMEOUT_S, closed_behind, until
 

@@ -17,8 +17,8 @@ import pytest
 
 from devipc.registry import load_backend
 from tests.hicache.daemon.daemons import Daemon, daemon, until
+from tests.hicache.daemon.scene import Scene
 from tests.hicache.daemon.scheduler import schedulers
-from tests.hicache.daemon.test_attaching_again import Scene
 from tests.hicache.engine_with_faults import FOLDER, MODULE, Faults
 from tests.hicache.pools import TIMEOUT_S
 from tests.simulator import build

@@ -19,7 +19,7 @@ from devipc.hicache.wire import protocol as p
 from devipc.hicache.wire.transport import Way
 from devipc.registry import load_backend
 from tests.hicache.daemon.daemons import RawClient, daemon, until
-from tests.hicache.daemon.test_attaching_again import Scene
+from tests.hicache.daemon.scene import Scene
 from tests.hicache.daemon.test_hostile import held
 from tests.hicache.engine_with_faults import FOLDER, MODULE, Faults
 from tests.hicache.pools import TIMEOUT_S, closed_behind
