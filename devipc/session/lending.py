@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from devipc.completion import FenceHandle, ProducerFence
-from devipc.errors import UsageError
+from devipc.errors import ClosedError, UsageError
 from devipc.spi import close_fds
 
 __all__ = ["LentFences"]
@@ -32,6 +32,7 @@ class LentFences:
         self._lend = lend
         self._lock = threading.Lock()
         self._lent: dict[int, tuple[ProducerFence, FenceHandle]] = {}
+        self._over = False
 
     def lend(self, token: int, name: str) -> FenceHandle:
         """Lend the fence ``name`` under ``token``; the handle's descriptors stay this object's.
@@ -40,6 +41,8 @@ class LentFences:
         ------
         UsageError
             When the token is in use: what it stands for must not be forgotten.
+        ClosedError
+            When this side has hung up meanwhile.
         """
         self._forget_left()
         with self._lock:
@@ -47,7 +50,12 @@ class LentFences:
                 raise UsageError("this fence token is in use", code="duplicate", remedy="count tokens up")
         fence, handle = self._lend(name)
         with self._lock:
-            self._lent[token] = (fence, handle)
+            late = self._over
+            if not late:
+                self._lent[token] = (fence, handle)
+        if late:  # nobody would drop it any more, and nobody ever gets it
+            _drop(fence, handle, gone=True, close=True)
+            raise ClosedError("this side has closed the connection", remedy="connect again")
         return handle
 
     def taken(self, token: int) -> None:
@@ -73,6 +81,7 @@ class LentFences:
         """
         with self._lock:
             lent = list(self._lent.values())
+            self._over = self._over or hung_up
             if gone and hung_up:
                 self._lent.clear()
             elif hung_up:

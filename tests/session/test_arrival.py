@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from devipc.completion import FenceHandle, ProducerFence
 from devipc.completion.page import MAX_CONSUMERS, LineState
-from devipc.errors import CompletionTimeout, HandleError
+from devipc.errors import ClosedError, CompletionTimeout, HandleError
 from devipc.probe.stage import Stage
 from devipc.session import Exporter, Importer, PeerState
+from devipc.session.lending import LentFences
 from devipc.types import OpenedExtent
 from tests.session.processes import eventually, worker
 from tests.session.worker import NBYTES, TIMEOUT_S, VALUES
@@ -140,3 +142,19 @@ def test_what_a_peer_keeps_that_was_hung_up_on_comes_back_when_it_is_gone(export
             exporter.free(block)
             assert eventually(lambda: peer.over)
             assert fence._page.line_state(1) is LineState.FREE
+
+
+def test_a_fence_that_is_lent_while_this_side_hangs_up_holds_up_nobody(exporter: Exporter) -> None:
+    """A full ring keeps the thread that lends it, for longer than a close waits for that."""
+    fence = exporter.create_fence("fence", strategy="event")
+
+    def late(name: str) -> tuple[ProducerFence, FenceHandle]:
+        handle = fence.export()
+        lent.drop_all(gone=False, hung_up=True)
+        return fence, handle
+
+    lent = LentFences(late)
+    with pytest.raises(ClosedError):
+        lent.lend(1, "fence")
+    assert fence.consumers == ()
+    assert fence._page.line_state(1) is LineState.FREE
