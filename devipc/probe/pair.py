@@ -134,11 +134,12 @@ class _Child:
 
     def __init__(self, part: str, target: Target, fds: list[int]) -> None:
         self.name = f"{part}er's process"
-        self._said = os.memfd_create("devipc-probe-said")
-        try:
-            # The module path of this process, and no other: a plugin that was found here must be found there.
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-            arguments = [part, ADOPTER, target.backend, target.uuid, *map(str, fds), *["-1"] * (2 - len(fds))]
+        # The module path of this process, and no other: a plugin that was found here must be found there.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        arguments = [part, ADOPTER, target.backend, target.uuid, *map(str, fds), *["-1"] * (2 - len(fds))]
+        with contextlib.ExitStack() as failed:
+            self._said = os.memfd_create("devipc-probe-said")
+            failed.callback(os.close, self._said)
             self._process = subprocess.Popen(
                 adopted([sys.executable, "-P", "-m", _MODULE, *arguments]),
                 stdin=subprocess.DEVNULL,
@@ -148,10 +149,9 @@ class _Child:
                 pass_fds=fds,
                 start_new_session=True,
             )
-        except BaseException:
-            os.close(self._said)
-            raise
-        self._pidfd = os.pidfd_open(self._process.pid)
+            failed.callback(end_adopted, self._process)
+            self._pidfd = os.pidfd_open(self._process.pid)
+            failed.pop_all()
 
     def status(self, limit_s: float) -> int | None:
         """Return the exit status, negative for a signal; None while it runs after ``limit_s``. Reaps nothing."""

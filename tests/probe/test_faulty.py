@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from devipc.adopting import end_adopted
+from devipc.probe import pair
 from devipc.probe.pair import Target
 from devipc.probe.runner import MAX_HANGS, Checks
 from tests.probe.tool import environment, probe, row, run, verdicts
@@ -90,6 +93,25 @@ def test_a_hang_is_ended_and_its_stack_shown(checks: Checks, monkeypatch: pytest
 
 
 @pytest.mark.long
+def test_a_process_that_no_descriptor_can_be_had_for_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[subprocess.Popen[bytes]] = []
+
+    def end(process: subprocess.Popen[bytes]) -> None:
+        end_adopted(process)
+        ended.append(process)
+
+    def full(pid: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    before = set(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, "pidfd_open", full)
+    monkeypatch.setattr(pair, "end_adopted", end)
+    with pytest.raises(OSError, match="Too many open files"):
+        pair.Pair(FAULTY, None)
+    assert [process.returncode is not None for process in ended] == [True]
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_device_that_always_hangs_is_given_up(checks: Checks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEVIPC_TEST_FAULT", "map_hang")
     with Checks(FAULTY, FAULTY, timeout_s=1) as checks:
