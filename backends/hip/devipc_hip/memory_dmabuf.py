@@ -40,7 +40,7 @@ from devipc.spi import (
 from devipc_hip import driver, layouts, payload
 from devipc_hip.context import Context
 from devipc_hip.memory_plain import NO_CANARY, TAIL_NBYTES, allocate_plain, attach, check_opened
-from devipc_hip.memory_query import Mapping
+from devipc_hip.memory_query import Mapping, mapping_at
 from devipc_hip.opening import let_go, not_let_go, open_in_time
 from devipc_hip.status import INVALID_VALUE
 
@@ -240,11 +240,14 @@ def _map(memory: int, whole: int) -> DmabufMapping:
 
 
 def _opened(ptr: int, chunk: Chunk, canary: bytes, whole: int) -> Mapping:
-    """Return what the runtime says about a mapping; without an answer it is what was asked for."""
+    """Return what the runtime says about a mapping; without an answer it is what was asked for.
+
+    It has the size of such a mapping, and base 0 (ROCm/clr: hipMemGetAddressRange takes a pointer that only memory of
+    its own has).
+    """
     if canary == NO_CANARY:  # rounded up to pages, so that its end is not the allocation's
         return Mapping(ptr, chunk.allocation_nbytes)
-    found = driver.question("hipMemGetAddressRange", ptr)
-    return Mapping(ptr, whole) if found is None else Mapping(int(found[0]), int(found[1]))
+    return mapping_at(ptr) or Mapping(ptr, whole)
 
 
 def close_dmabuf(mapping: DmabufMapping) -> None:

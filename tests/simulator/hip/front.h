@@ -39,5 +39,6 @@ int hip_place(struct place **out);                /* of the thread's device, unl
 int hip_stream(struct ds_stream *handle, struct ds_stream **out);
 bool hip_capturing(struct ds_stream *stream, int *code); /* true: only record; *code is the result */
 int hip_not_capturing(void);                      /* refuses what an active capture forbids, breaking it */
+bool hip_is_buffer(uint64_t start);               /* mapped from external memory; the caller holds the lock */
 bool hip_take_buffer(uint64_t pointer, uint64_t *start); /* forgets what was mapped there from external memory */
 void hip_settle(void *owner);                     /* blocks as a free does */

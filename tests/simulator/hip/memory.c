@@ -99,7 +99,7 @@ API(hipMemGetAddressRange, (void **base, size_t *bytes, void *pointer), (base, b
   ds_lock();
   struct ds_range *range = ds_find((uint64_t)pointer);
   if (range) {
-    *base = (void *)range->start;
+    *base = hip_is_buffer(range->start) ? NULL : (void *)range->start; /* the runtime keeps no base of those */
     *bytes = range->bytes;
   }
   ds_unlock();

@@ -79,6 +79,13 @@ static struct buffer {
   struct buffer *next;
 } *buffers;
 
+bool hip_is_buffer(uint64_t start) {
+  struct buffer *at = buffers;
+  while (at && at->start != start)
+    at = at->next;
+  return at;
+}
+
 bool hip_take_buffer(uint64_t pointer, uint64_t *start) {
   ds_lock();
   struct buffer **at = &buffers;
