@@ -15,8 +15,9 @@ import threading
 from types import TracebackType
 from typing import Any
 
-from devipc.spi import ClosedError, DevIPCError
+from devipc.spi import ClosedError, DeviceLostError, DevIPCError
 from devipc_hip import driver
+from devipc_hip.status import INVALID_STREAM, error_for
 
 __all__ = ["Context"]
 
@@ -107,9 +108,21 @@ class Context:
         Raises
         ------
         DeviceLostError
-            When a fault has ended the device.
+            When a fault has ended the device, or somebody has reset it, which takes this package's own stream away.
         """
-        driver.call("hipStreamIsCapturing", self.internal_stream())
+        status, _ = driver.attempt("hipStreamIsCapturing", self.internal_stream())
+        if status:
+            error = error_for("hipStreamIsCapturing", status, driver.name_of(status), device=self.uuid)
+            if status == INVALID_STREAM:
+                raise DeviceLostError(
+                    "the device was reset, and all memory and streams on it are gone",
+                    code="device_lost",
+                    remedy="end this process; nothing in it may call hipDeviceReset",
+                    backend="hip",
+                    device=self.uuid,
+                    status=error.status,
+                )
+            raise error
 
     def close(self) -> None:
         """Give the internal stream back. Idempotent; never raises: it may run at interpreter exit or in a fork."""

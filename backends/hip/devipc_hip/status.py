@@ -18,10 +18,12 @@ from devipc.spi import (
     VendorStatus,
 )
 
-__all__ = ["INVALID_VALUE", "NOT_READY", "NOT_SUPPORTED", "error_for"]
+__all__ = ["INVALID_STREAM", "INVALID_VALUE", "NOT_READY", "NOT_SUPPORTED", "error_for"]
 
 INVALID_VALUE = 1
 """hipErrorInvalidValue."""
+INVALID_STREAM = 709
+"""hipErrorContextIsDestroyed."""
 NOT_READY = 600
 """hipErrorNotReady: an answer of queries, not a failure."""
 NOT_SUPPORTED = 801
@@ -89,6 +91,13 @@ _MEANINGS: dict[int, _Meaning] = {
     ),
     500: _Meaning(DriverError, "not_found", "the runtime does not know the address or name"),
     704: _Meaning(DriverError, "peer_enabled", "peer access is enabled already"),
+    # The runtime says that the context is destroyed, and means a stream or event (ROCm/clr, wherever it checks one).
+    INVALID_STREAM: _Meaning(
+        DriverError,
+        "invalid_stream",
+        "the stream or event is none of this process (any more)",
+        "keep a stream that is borrowed until all work on it is submitted",
+    ),
     712: _Meaning(
         DriverError, "already_registered", "part of the host memory is registered already", "register it once only"
     ),
@@ -111,7 +120,6 @@ _STICKY = {
     214: "an uncorrectable memory error",
     700: "an access to an illegal address",
     702: "a kernel that ran too long",
-    709: "a context that somebody destroyed or reset",
     710: "a device-side assertion",
     719: "a failed kernel",
 }

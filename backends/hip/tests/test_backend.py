@@ -33,6 +33,23 @@ def current() -> int:
     return int(hip().hipGetDevice()[1])
 
 
+@simulated()
+def test_a_stream_that_is_gone_is_no_lost_device(device: Any, sim: Any) -> None:
+    """The runtime has one status for both; this package's own stream goes with the device alone."""
+    block = device.memory.allocate(4096)
+    stream = device.transfer.create_stream()
+    borrowed = device.transfer.wrap_stream(stream.handle)
+    sim.inject("hipStreamIsCapturing@1=709")
+    with pytest.raises(DriverError, match="none of this process") as caught:
+        device.transfer.is_capturing(borrowed)
+    assert (type(caught.value), caught.value.code) == (DriverError, "invalid_stream")
+    sim.inject("hipStreamIsCapturing@1=709")
+    with pytest.raises(DeviceLostError, match="was reset"):
+        device.memory.describe(block.ptr)
+    device.transfer.destroy_stream(stream)
+    device.memory.free(block)
+
+
 @simulated(bare=True)
 def test_the_bindings_are_used_when_they_know_which_library(sim: Any) -> None:
     """A call of another thread in between would load the copy that the bindings choose by themselves."""

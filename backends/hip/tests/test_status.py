@@ -19,6 +19,7 @@ from devipc.spi import CapabilityError, DeviceLostError, DriverError, ResourceEx
         (201, DriverError, "invalid_context"),
         (217, CapabilityError, "no_peer_access"),
         (700, DeviceLostError, "device_lost"),
+        (709, DriverError, "invalid_stream"),
         (719, DeviceLostError, "device_lost"),
         (801, CapabilityError, "not_supported"),
         (901, DriverError, "capture"),
