@@ -18,7 +18,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from devipc.spi import ClosedError, DeviceLostError, DevIPCError, DriverError, note_left, try_each, undo
+from devipc.spi import (
+    CapabilityError,
+    ClosedError,
+    DeviceLostError,
+    DevIPCError,
+    DriverError,
+    note_left,
+    try_each,
+    undo,
+)
 from devipc_levelzero import driver
 from devipc_levelzero.abi import ContextDesc, QueueDesc, QueueGroup, make
 from devipc_levelzero.events import EventArena
@@ -138,8 +147,17 @@ class Context:
         count = ctypes.c_uint32(0)
         self.call("zeDeviceGetCommandQueueGroupProperties", self.device, self.ref(count), None)
         groups = (QueueGroup * count.value)(*(make(QueueGroup) for _ in range(count.value)))
-        self.call("zeDeviceGetCommandQueueGroupProperties", self.device, self.ref(count), groups)
+        if count.value:  # drivers were seen to crash at an empty list
+            self.call("zeDeviceGetCommandQueueGroupProperties", self.device, self.ref(count), groups)
         able = [(at, group) for at, group in enumerate(groups) if group.flags & _COPY or group.flags & _COMPUTE]
+        if not able:
+            raise CapabilityError(
+                "this device has no engine that copies",
+                code="no_engine",
+                remedy="open another device, or update the GPU driver",
+                backend="levelzero",
+                device=self.uuid,
+            )
         for at, group in able:
             if not group.flags & _COMPUTE:
                 return at, max(1, int(group.queues)), True

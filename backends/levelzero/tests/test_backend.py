@@ -59,6 +59,20 @@ def test_identity_does_not_follow_the_order(sim: Any) -> None:
     assert "ZE_AFFINITY_MASK" in caught.value.remedy
 
 
+@simulated(bare=True)
+def test_a_device_without_engines_is_refused(sim: Any) -> None:
+    from devipc_levelzero import context
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(context, "_COPY", 0)
+        patch.setattr(context, "_COMPUTE", 0)
+        with pytest.raises(CapabilityError) as caught:
+            backend().open_device()
+    assert caught.value.code == "no_engine"
+    assert sim.counter("live_contexts") == 0
+    backend().open_device().close()
+
+
 @simulated(bare=True, slices=2, devices=1)
 def test_parts_have_their_own_identity(sim: Any) -> None:
     from devipc_levelzero import driver
