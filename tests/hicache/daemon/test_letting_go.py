@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -173,6 +174,25 @@ def test_the_end_of_the_engine_unmaps_too(scene: Scene) -> None:
     os.kill(pid, signal.SIGKILL)
     scene.client.close(timeout_s=TIMEOUT_S)
     assert not Path(f"/proc/{pid}/maps").exists() or not Path(f"/proc/{pid}/maps").read_text()
+
+
+@pytest.mark.chaos
+def test_a_client_without_a_thread_to_poison_with_hears_of_the_end_all_the_same(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.register()
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("devipc-poison"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    os.kill(scene.engine_pid, signal.SIGKILL)
+    until(lambda: (now := scene.client.status()).get("losses") == 1 and not now["degraded"])
+    scene.client.close(timeout_s=TIMEOUT_S)
+    until(lambda: not scene.daemon.status()["clients"])
 
 
 @pytest.mark.chaos
