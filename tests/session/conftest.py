@@ -19,11 +19,16 @@ from tests.session.worker import TIMEOUT_S
 def _lasting() -> None:
     os.environ.setdefault("DEVIPC_TRIAL_CACHE", tempfile.mkdtemp(prefix="trials"))
     own_life()
+    os.makedirs(default_directory(), mode=0o700, exist_ok=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """The device keeps the memory of its events, and a test before may have closed the device."""
     sync = load_backend("host").open_device().sync
     assert sync is not None
     assert sync.events is not None
-    sync.events.destroy(sync.events.create())  # the device keeps the memory of its events
-    os.makedirs(default_directory(), mode=0o700, exist_ok=True)
+    sync.events.destroy(sync.events.create())
 
 
 @pytest.fixture
