@@ -7,7 +7,7 @@ import random
 import resource
 import threading
 import time
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -259,6 +259,7 @@ def nothing_is_published_before_its_restores_are_confirmed(device: Device) -> No
             assert client.match(handle, chosen) == 0
             if not good:
                 restore.cancel()
+                until(lambda: "restore:cancelling" in cast(Any, client.status())["operations"])
             it.resume(lane)
             outcome = backup.wait(TIMEOUT_S)
             assert restore.wait(TIMEOUT_S).status is (Status.COMPLETED if good else Status.CANCELLED)
