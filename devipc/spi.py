@@ -39,6 +39,7 @@ from devipc.interfaces.sync import (
 from devipc.interfaces.transfer import DeviceTransfer, HostRegistration, Marker, Stream
 from devipc.memfd import PAGE_NBYTES, SharedMap, create_memfd, round_up, validate_memfd
 from devipc.pinned import PIN_STEP_NBYTES, Pinning, Pins, Rectangle, pinning_limits
+from devipc.turns import Turns
 from devipc.types import (
     AllocationInfo,
     Chunk,
@@ -94,6 +95,7 @@ __all__ = [
     "SharedMap",
     "SideBySide",
     "Stream",
+    "Turns",
     "UsageError",
     "VendorStatus",
     "Verdict",

@@ -22,12 +22,12 @@ from devipc.spi import (
     HandleError,
     HandleKind,
     OpenedExtent,
+    Turns,
     check_chunk,
     undo,
 )
 from devipc_cuda import driver, payload
 from devipc_cuda.memory_query import Mapping
-from devipc_cuda.turns import Turns
 
 __all__ = ["BLOCK_NBYTES", "LegacyExports", "LegacyMappings"]
 

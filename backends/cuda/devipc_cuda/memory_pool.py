@@ -21,6 +21,7 @@ from devipc.spi import (
     ExportedExtent,
     HandleKind,
     OpenedExtent,
+    Turns,
     check_chunk,
     explain_missing_fd,
     round_up,
@@ -30,7 +31,6 @@ from devipc.spi import (
 from devipc_cuda import driver, payload
 from devipc_cuda.context import Context
 from devipc_cuda.memory_legacy import BLOCK_NBYTES
-from devipc_cuda.turns import Turns
 
 __all__ = ["PoolExports", "PoolImports", "allocate_from_pool", "free_with_pool"]
 

@@ -23,6 +23,7 @@ from devipc.spi import (
     ExportedExtent,
     HandleKind,
     OpenedExtent,
+    Turns,
     undo,
 )
 from devipc_hip import driver, payload
@@ -31,7 +32,6 @@ from devipc_hip.memory_plain import attach, check_opened
 from devipc_hip.memory_query import Mapping
 from devipc_hip.opening import open_in_time
 from devipc_hip.payload import CANARY_NBYTES, IDENTITY_NBYTES
-from devipc_hip.turns import Turns
 
 __all__ = ["LegacyExports", "LegacyMappings"]
 

@@ -20,6 +20,7 @@ from devipc.spi import (
     ExportedExtent,
     HandleKind,
     OpenedExtent,
+    Turns,
     check_chunk,
     explain_missing_fd,
     round_up,
@@ -30,7 +31,6 @@ from devipc_hip import driver, layouts, payload
 from devipc_hip.context import Context
 from devipc_hip.memory_plain import BLOCK_NBYTES
 from devipc_hip.opening import open_in_time
-from devipc_hip.turns import Turns
 
 __all__ = ["PoolExports", "PoolImports", "allocate_from_pool", "free_with_pool"]
 

@@ -17,6 +17,7 @@ from devipc.spi import (
     HandleKind,
     OpenedExtent,
     PayloadShape,
+    Turns,
     check_chunk,
     check_payloads,
     explain_missing_fd,
@@ -26,7 +27,6 @@ from devipc_levelzero.abi import MemoryProperties, make
 from devipc_levelzero.context import Context
 from devipc_levelzero.exports import PAYLOAD_NBYTES, VERSION
 from devipc_levelzero.handles import check_place, patched
-from devipc_levelzero.turns import Turns
 
 __all__ = ["Imports"]
 

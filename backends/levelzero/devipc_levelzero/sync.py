@@ -29,6 +29,7 @@ from devipc.spi import (
     Mechanism,
     ResourceExhausted,
     Stream,
+    Turns,
     UsageError,
     Verdict,
     explain_missing_fd,
@@ -41,7 +42,6 @@ from devipc_levelzero.context import Context
 from devipc_levelzero.events import HOST_VISIBLE, IPC, SCOPE_HOST, create_event, create_pool, is_set
 from devipc_levelzero.handles import fd_of_process, number_in, patched, process_start, to_handle
 from devipc_levelzero.streams import native
-from devipc_levelzero.turns import Turns
 
 __all__ = ["LevelZeroEvent", "LevelZeroEvents", "LevelZeroSync"]
 
