@@ -147,7 +147,7 @@ class Context:
         count = ctypes.c_uint32(0)
         self.call("zeDeviceGetCommandQueueGroupProperties", self.device, self.ref(count), None)
         groups = (QueueGroup * count.value)(*(make(QueueGroup) for _ in range(count.value)))
-        if count.value:  # drivers were seen to crash at an empty list
+        if count.value:
             self.call("zeDeviceGetCommandQueueGroupProperties", self.device, self.ref(count), groups)
         able = [(at, group) for at, group in enumerate(groups) if group.flags & _COPY or group.flags & _COMPUTE]
         if not able:
