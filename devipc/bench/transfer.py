@@ -164,6 +164,7 @@ class _Bench:
             row = {**common, "method": "cache", "direction": direction}
             row |= self._row(times, floors[direction], moved=2 if direction == BOTH else 1)
             row["forms"] = {name: round(count / len(times)) for name, count in forms[direction].items()}
+            row |= self._submitting()
             if direction == RESTORE:
                 row["first_layer_share"] = round(statistics.median(self._first), 3)
             yield row
@@ -190,6 +191,12 @@ class _Bench:
         """Count the copies of the engine's life by direction and form: "backup, strided"."""
         plans: Any = self._client.status().get("plans", {})
         return Counter({f"{way}, {form}": count for way, forms in plans.items() for form, count in forms.items()})
+
+    def _submitting(self) -> dict[str, Any]:
+        """Return what the engine process says about how it submits, by which it chooses forms; empty without one."""
+        status: Any = self._client.status()
+        facts = status.get("engine", {}).get("facts", {})
+        return {name: facts[name] for name in ("submitting_threads", "submitting_s") if name in facts}
 
     def _once(self, direction: str) -> float:
         """Run operations one way, or each way, with fresh pages; return seconds from the first call to the last end."""

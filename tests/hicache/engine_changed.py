@@ -12,7 +12,7 @@ from devipc.hicache.engineproc import process
 from devipc.hicache.engineproc.orders import Orders
 from devipc.hicache.moving import fan
 from devipc.hicache.planning import forms
-from devipc.hicache.planning.forms import Submitting
+from devipc.hicache.planning.forms import Entries, Submitting
 from devipc.hicache.planning.planner import Planner
 from devipc.hicache.wire import jobs
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def spread(threads: int, switches: Switches) -> None:
     """Have ``threads`` submit all copies, in short pieces of batches."""
     cast(Any, process).submitter_count = lambda: threads
-    cast(Any, localcopies).submitting = lambda *_arguments, most: Submitting(most, 0.0)
+    cast(Any, localcopies).submitting = lambda *_arguments, most: Submitting(most, Entries(0.0), Entries(0.0))
     fan.PIECES, fan._MEANWHILE_PIECES = 4, 8
     forms._LEAST_S = -1.0  # in batches, half of them beside the other direction
     take_ahead, plan = Orders.take_ahead, Planner.copies

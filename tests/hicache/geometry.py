@@ -12,6 +12,7 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 
 from devipc.hicache.layout import Component, Plane, PoolChunk, PoolLayout, Rule
+from devipc.hicache.planning.forms import Entries, Submitting
 from devipc.hicache.planning.planner import CopyPlan, Direction, HostPages
 from devipc.types import HandleKind
 
@@ -175,6 +176,11 @@ def execute(plan: CopyPlan, memory: Bytes) -> npt.NDArray[np.int64]:
         for dst, src, nbytes in zip(group.dst.tolist(), group.src.tolist(), group.nbytes.tolist(), strict=True):
             copy(dst, src, nbytes)
     return written
+
+
+def by_several(threads: int, long_s: float, short_s: float = 0.0) -> Submitting:
+    """Entries take so long both ways."""
+    return Submitting(threads, Entries(long_s, short_s), Entries(long_s, short_s))
 
 
 def direction_of(*, to_host: bool) -> Direction:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import math
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +13,7 @@ from devipc.errors import DriverError, ResourceExhausted
 from devipc.hicache.api import UNFENCED
 from devipc.hicache.engine.localcopies import LocalCarrier
 from devipc.hicache.moving.arena import HostArena
-from devipc.hicache.moving.floor import contiguous_nbytes_per_s, measured_costs, submitting
+from devipc.hicache.moving.floor import contiguous_nbytes_per_s, measured_costs
 from devipc.hicache.planning.strips import CostModel
 from devipc.interfaces.backend import Device
 from devipc.registry import load_backend
@@ -188,44 +185,6 @@ def test_memory_that_is_neither_had_nor_given_back_is_no_small_matter(
     device.transfer.destroy_stream(stream)
 
 
-def test_memory_is_not_freed_under_copies_that_may_still_run(device: Device, arena: HostArena) -> None:
-    """The first batch is on its stream, the second is refused."""
-    assert device.transfer is not None
-    transfer: Any = device.transfer
-    streams: list[Any] = [transfer.create_stream() for _ in range(2)]
-    freed: list[bool] = []
-    batches: list[Any] = []
-
-    class Refusing:
-        transfer: Any
-        memory: Any
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(device.memory if name in ("allocate",) else device.transfer, name)
-
-        def copy_batch(self, stream: Any, *columns: Any) -> None:
-            batches.append(stream)
-            if len(batches) == 2:
-                threading.Timer(0.1, streams[0].resume).start()
-                raise DriverError("the driver refused the copy", remedy="none: it was asked to")
-            streams[0].stall()
-            device.transfer.copy_batch(stream, *columns)  # type: ignore[union-attr]
-
-        def free(self, allocation: Any) -> None:
-            marker = transfer.create_marker()
-            transfer.record(marker, streams[0])
-            freed.append(transfer.query_marker(marker))
-            transfer.destroy_marker(marker)
-            device.memory.free(allocation)  # type: ignore[union-attr]
-
-    refusing: Any = Refusing()
-    refusing.transfer = refusing.memory = refusing
-    assert submitting(refusing, streams, arena.address, arena.nbytes, most=3).threads == 1
-    assert freed == [True]
-    for stream in streams:
-        transfer.destroy_stream(stream)
-
-
 @pytest.mark.parametrize("failing", ["contiguous_nbytes_per_s", "measured_costs", "submitting"])
 def test_what_was_made_before_a_failure_is_given_back(
     device: Device, failing: str, monkeypatch: pytest.MonkeyPatch
@@ -256,39 +215,3 @@ def test_what_was_made_before_a_failure_is_given_back(
     carrier = LocalCarrier(device, arena)  # refused as registered twice, if it still were
     carrier.abandon()
     arena.close()
-
-
-class SlowToSubmit:
-    """Passes everything on; a batch takes 2 ms before it returns, in which it keeps the interpreter or lets it go."""
-
-    def __init__(self, device: Device, *, keeps: bool) -> None:
-        self._device = device
-        self._keeps = keeps
-        self.transfer = self
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._device if name in ("memory", "info") else self._device.transfer, name)
-
-    def copy_batch(self, stream: Any, dst: Any, src: Any, nbytes: Any) -> None:
-        self._device.transfer.copy_batch(stream, dst, src, nbytes)  # type: ignore[union-attr]
-        (ctypes.PyDLL if self._keeps else ctypes.CDLL)(None).usleep(2000)
-
-
-@pytest.mark.timing
-@pytest.mark.parametrize(("keeps", "threads"), [(False, 3), (True, 1)])
-def test_several_threads_submit_where_a_batch_lets_go_of_the_interpreter(
-    device: Device, arena: HostArena, *, keeps: bool, threads: int
-) -> None:
-    some: Any = SlowToSubmit(device, keeps=keeps)
-    streams = [some.create_stream() for _ in range(2)]
-    where = arena.address, arena.nbytes
-    content = arena.view.tobytes()
-    found = submitting(some, streams, *where, most=3)
-    assert found.threads == threads
-    assert found.entry_s == math.inf if keeps else 1.9e-6 < found.entry_s < 8e-6  # 1,024 of them in 2 ms
-    assert keeps or 1.9e-6 < found.short_entry_s < 8e-6
-    assert arena.view.tobytes() == content
-    assert submitting(some, streams, *where, most=1).threads == 1
-    assert submitting(some, streams, arena.address, 4096, most=3).threads == 1
-    for stream in streams:
-        some.destroy_stream(stream)

@@ -15,13 +15,13 @@ from devipc.errors import DriverError
 from devipc.hicache.engine.localcopies import LocalCarrier
 from devipc.hicache.layout import PoolLayout
 from devipc.hicache.moving.arena import HostArena
-from devipc.hicache.planning.forms import LONG_PIECE, Part, Submitting
+from devipc.hicache.planning.forms import LONG_PIECE, Entries, Part, Submitting
 from devipc.hicache.planning.planner import CopyPlan, Direction, HostPages, Planner
 from devipc.hicache.planning.strips import CostModel
 from devipc.hicache.tier.records import Places
 from devipc.host.backend import HostBackend
 from devipc.probe.stage import Stage
-from tests.hicache.geometry import direction_of, places, pools
+from tests.hicache.geometry import by_several, direction_of, places, pools
 from tests.hicache.pools import until
 from tests.hicache.test_planner import ARENA, COSTS, LIMITS, POOL, check_bytes, check_limits, llama, random_pages
 
@@ -45,7 +45,7 @@ def test_whatever_shares_of_the_pages_go_in_batches(data: st.DataObject) -> None
         limits=limits,
         cost=data.draw(st.sampled_from(COSTS)),
         groups=(1, 2),
-        submitting=Submitting(3, data.draw(st.sampled_from([1e-9, 1e-6, math.inf]))),
+        submitting=by_several(3, data.draw(st.sampled_from([1e-9, 1e-6, math.inf]))),
     )
     groups = len(planner.groups)
     cuts = sorted({0, groups, *data.draw(st.lists(st.integers(0, groups), max_size=2))})
@@ -81,13 +81,13 @@ class Fence:
 
 def planner(layout: PoolLayout, entry_s: float = 0.5e-6) -> Planner:
     """Plan for several threads that together submit an entry in ``entry_s``; for one when it is 0."""
-    submitting = Submitting(3, entry_s, entry_s) if entry_s else Submitting()
+    submitting = by_several(3, entry_s, entry_s) if entry_s else Submitting()
     return Planner(layout, [POOL], arena=(ARENA, 1 << 40), submitting=submitting)
 
 
 def as_on_an_h200(layout: PoolLayout) -> Planner:
     """Plan by what one measures: rows as cheap as is believed, long entries .65 us, short ones 1.2 us."""
-    cost, submitting = CostModel(row_s=45e-9 / 8), Submitting(3, 0.65e-6, 1.2e-6)
+    cost, submitting = CostModel(row_s=45e-9 / 8), by_several(3, 0.65e-6, 1.2e-6)
     return Planner(layout, [POOL], arena=(ARENA, 1 << 40), cost=cost, submitting=submitting)
 
 
@@ -174,9 +174,9 @@ def test_a_share_of_many_small_lists_is_not_worth_it() -> None:
 
 
 def test_short_entries_are_never_taken_for_less_than_long_ones() -> None:
-    some = Submitting(3, 0.5e-6, 1.2e-6)
+    some = Entries(0.5e-6, 1.2e-6)
     assert [some.each_s(nbytes) for nbytes in (LONG_PIECE - 1, LONG_PIECE)] == [1.2e-6, 0.5e-6]
-    assert Submitting(3, 0.5e-6, 0.1e-6).each_s(1) == 0.5e-6
+    assert Entries(0.5e-6, 0.1e-6).each_s(1) == 0.5e-6
 
 
 @pytest.mark.parametrize("page_tokens", [64, 16])
@@ -203,7 +203,7 @@ def test_what_one_thread_takes_for_an_entry_makes_no_strided_copies_of_a_batch()
     layout = llama(page_tokens=64, pages=129)
     host = HostPages.blocks(ARENA + np.arange(64) * layout.page_nbytes)
     slow = CostModel(entry_s=9e-6)
-    made = Planner(layout, [POOL], arena=(ARENA, 1 << 40), cost=slow, submitting=Submitting(3, 0.5e-6))
+    made = Planner(layout, [POOL], arena=(ARENA, 1 << 40), cost=slow, submitting=by_several(3, 0.5e-6))
     plan = made.plan(Direction.BACKUP, random_pages(64, 129), host)
     assert [len(group.strided) for group in plan.groups] == [0]
 

@@ -19,7 +19,7 @@ from devipc.hicache.planning.forms import Submitting
 from devipc.hicache.planning.planner import CopyPlan, Direction, HostPages, Planner, layer_groups, page_runs
 from devipc.hicache.planning.strips import CostModel, Limits
 from devipc.types import HandleKind
-from tests.hicache.geometry import Places, Pool, direction_of, execute, pairs, places, pools
+from tests.hicache.geometry import Places, Pool, by_several, direction_of, execute, pairs, places, pools
 
 COSTS = [
     CostModel(),
@@ -50,7 +50,7 @@ def test_a_plan_moves_the_pages_and_nothing_else(data: st.DataObject) -> None:
         limits=limits,
         cost=data.draw(st.sampled_from(COSTS)),
         groups=data.draw(st.sampled_from([(1, 2, 4, 8), (2,), (1, 1)])),
-        submitting=data.draw(st.sampled_from([Submitting(), Submitting(3, 1e-9)])),
+        submitting=data.draw(st.sampled_from([Submitting(), by_several(3, 1e-9)])),
     )
     plan = planner.plan(direction_of(to_host=to_host), where.pages, where.host, by_layer_group=data.draw(st.booleans()))
     check_bytes(pool, where, plan, to_host=to_host)
@@ -380,7 +380,7 @@ def test_planning_is_fast_and_grows_linearly() -> None:
     assert plan_s(regular, 10_000, 20) <= 3e-3
     assert plan_s(irregular, 10_000, 20) <= 20e-3
     assert plan_s(regular, 16, 200) <= 100e-6
-    several = Submitting(3, 0.65e-6, 1.2e-6)
+    several = by_several(3, 0.65e-6, 1.2e-6)
     assert plan_s(regular, 10_000, 20, submitting=several) <= 3e-3
     assert plan_s(irregular, 10_000, 20, submitting=several) <= 20e-3
     # Eight times the pages: 8 is linear and 64 quadratic; fresh memory, which small plans reuse, adds up to 20.

@@ -17,8 +17,9 @@ from devipc.hicache.engine.copies import OpenedPool, Opener
 from devipc.hicache.engine.pools import Pool
 from devipc.hicache.layout import PoolLayout
 from devipc.hicache.moving.arena import CHUNK_NBYTES, HostArena, Pinned
+from devipc.hicache.moving.entrytimes import submitting
 from devipc.hicache.moving.fan import Fan
-from devipc.hicache.moving.floor import contiguous_nbytes_per_s, measured_costs, submitting
+from devipc.hicache.moving.floor import contiguous_nbytes_per_s, measured_costs
 from devipc.hicache.moving.mover import BouncedMover, Lists, MarkerPool, Mover, PinnedMover
 from devipc.hicache.planning.planner import LAYER_GROUPS, Direction, Planner
 from devipc.hicache.requests import CompletionFence, PageIds, RegisterPool, SignalledFence

@@ -253,8 +253,7 @@ class _Parts:
         }
         if self.carrier.submitting.threads > 1:
             facts["submitting_s"] = {
-                "entry_s": self.carrier.submitting.entry_s,
-                "short_entry_s": self.carrier.submitting.short_entry_s,
+                way: asdict(getattr(self.carrier.submitting, way)) for way in ("to_device", "to_host")
             }
         told = json.dumps(facts).encode()
         answer = j.Ready(

@@ -11,20 +11,17 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
 from devipc.errors import DeviceLostError, DevIPCError
-from devipc.hicache.moving.submitters import Submitters
-from devipc.hicache.planning.forms import LONG_PIECE, Submitting
 from devipc.hicache.planning.strips import CostModel
 from devipc.interfaces.backend import Device
 from devipc.interfaces.memory import Allocation, DeviceMemoryIPC
 from devipc.interfaces.transfer import DeviceTransfer, Stream
 from devipc.undoing import what_is_left
 
-__all__ = ["FLOOR_NBYTES", "contiguous_nbytes_per_s", "measured_costs", "submitting"]
+__all__ = ["FLOOR_NBYTES", "contiguous_nbytes_per_s", "measured_costs", "settle"]
 
 FLOOR_NBYTES = 32 * 2**20
 """Device memory that is taken meanwhile, at most."""
@@ -33,14 +30,6 @@ _TIMES = 4
 _LIMIT_S = 20e-3
 _WIDTH, _PITCH = 512, 1024
 _ROWS, _CALLS, _ENTRIES = 1024, 32, 256
-_BATCH, _SHORT_PIECE = 512, 8 * 1024
-_SOONER = 0.85
-"""Share of one thread's time below which two are worth it: loops that keep the interpreter are about one."""
-_PAIRS = 16
-"""How often it is tried: what else the processors do makes one of two threads late."""
-_SUBMIT_LIMIT_S = 50e-3
-_MEET_S = 5e-3
-"""How long a thread waits for the other at most: it may be that there is none."""
 _STEPS = 3
 """A cost is changed by at most two to this power."""
 _log = logging.getLogger("devipc.hicache")
@@ -91,7 +80,7 @@ def contiguous_nbytes_per_s(device: Device, stream: Stream, address: int, nbytes
         _log.info("the speed of a contiguous copy was not measured: %s", error)
         return 0.0
     finally:
-        _give_back(transfer, memory, allocation, (stream,))
+        _give_back(transfer, memory, allocation, stream)
     # Of copies so short that noise decides, no more than half is taken for what each costs by itself.
     more_s = max(best[large] - best[small], best[large] / 2, 1e-9)
     return (large - small) / more_s
@@ -138,7 +127,7 @@ def measured_costs(
         _log.info("the cost of small copies was not measured: %s", error)
         return default
     finally:
-        _give_back(transfer, memory, allocation, (stream,))
+        _give_back(transfer, memory, allocation, stream)
     byte_s, one = default.byte_s, took_s["one strided"]
     row_s = (took_s["rows"] - one) / (_ROWS - 2) - _WIDTH * byte_s
     call_s = (took_s["strided"] - one) / _CALLS - 2 * (_WIDTH * byte_s + max(row_s, 0.0))
@@ -151,95 +140,6 @@ def measured_costs(
     )
     _log.debug("measured: call %.3g s, row %.3g s, entry %.3g s; taken: %s", call_s, row_s, entry_s, found)
     return found
-
-
-def submitting(device: Device, streams: Sequence[Stream], address: int, nbytes: int, *, most: int) -> Submitting:
-    """Return whether ``most`` threads are to submit long batches, or one, and what an entry takes.
-
-    Several are where two threads submit two batches sooner than one does. A batch that is one call of the driver lets
-    go of the interpreter; where it is a loop, threads wait for each other. Takes some ten milliseconds, where copies
-    are slow up to about a tenth of a second, and blocks while the streams do. Copies to the device stand for both
-    directions: on an H200 those take as long to submit as the others or longer, and short ones 1.1 to 4 times as long
-    as long ones, on one host more than on another (2026-11-30).
-
-    Parameters
-    ----------
-    device, address, nbytes
-        As for :func:`contiguous_nbytes_per_s`.
-    streams : sequence of Stream
-        Two, where nothing else runs.
-    most : int
-        How many threads there may be.
-    """
-    transfer, memory = device.transfer, device.memory
-    long, short = (min(piece, nbytes // (2 * _BATCH)) for piece in (LONG_PIECE, _SHORT_PIECE))
-    if most < 2 or transfer is None or memory is None or short < _WIDTH:
-        return Submitting()
-    submitters = Submitters()
-    try:
-        allocation = memory.allocate(2 * _BATCH * long)
-    except DevIPCError as error:
-        if what_is_left(error):
-            raise
-        _log.info("whether several threads submit sooner was not measured: %s", error)
-        return Submitting()
-
-    def measured(piece: int) -> tuple[float, float]:
-        works = [
-            _batch(transfer, stream, allocation.ptr + at, address + at, _BATCH, width=piece, pitch=piece)
-            for stream, at in zip(streams, (0, _BATCH * piece), strict=True)
-        ]
-        one_s, two_s = _submitted_s(transfer, streams, works, submitters)
-        _log.debug("two batches of %d bytes by one thread took %.3g s, by two %.3g s", piece, one_s, two_s)
-        return two_s / one_s, two_s / (2 * _BATCH)
-
-    try:
-        share, entry_s = measured(long)
-        return Submitting(most, entry_s, measured(short)[1]) if share < _SOONER else Submitting()
-    except DevIPCError as error:
-        _log.info("whether several threads submit sooner was not measured: %s", error)
-        return Submitting()
-    finally:
-        submitters.close()
-        _give_back(transfer, memory, allocation, streams)
-
-
-def _submitted_s(
-    transfer: DeviceTransfer, streams: Sequence[Stream], works: Sequence[Callable[[], None]], submitters: Submitters
-) -> tuple[float, float]:
-    """Return how long all ``works`` take at best, one after the other and at once, from when all have a thread."""
-    begun, ended = list[float](), list[float]()
-
-    def timed(work: Callable[[], None]) -> None:
-        met = time.perf_counter() + _MEET_S
-        arrived.append(None)
-        while len(arrived) < len(works) and time.perf_counter() < met:
-            time.sleep(0)
-        begun.append(time.perf_counter())
-        work()
-        ended.append(time.perf_counter())
-
-    def one_by_one() -> None:
-        for work in works:
-            work()
-
-    best, since = [math.inf, math.inf], time.perf_counter()
-    for number in range(2 * _PAIRS):
-        arrived = list[None]()
-        begun.clear()
-        ended.clear()
-        if number % 2:
-            submitters.run([partial(timed, work) for work in works])
-        else:
-            arrived += [None] * len(works)
-            timed(one_by_one)
-        for stream in streams:
-            transfer.synchronize_stream(stream)
-        if number > 3:  # the first ones warm up
-            best[number % 2] = min(best[number % 2], max(ended) - min(begun))
-        if number > 2 * _TIMES and time.perf_counter() - since > _SUBMIT_LIMIT_S:
-            break
-    return best[0], best[1]
 
 
 def _tries(transfer: DeviceTransfer, stream: Stream, dst: int, src: int) -> dict[str, Callable[[], None]]:
@@ -259,18 +159,9 @@ def _tries(transfer: DeviceTransfer, stream: Stream, dst: int, src: int) -> dict
     }
 
 
-def _batch(
-    transfer: DeviceTransfer,
-    stream: Stream,
-    dst: int,
-    src: int,
-    count: int,
-    *,
-    width: int = _WIDTH,
-    pitch: int = _PITCH,
-) -> Callable[[], None]:
-    at = np.arange(count, dtype=np.uint64) * np.uint64(pitch)
-    lists = (at + np.uint64(dst), at + np.uint64(src), np.full(count, width, np.uint64))
+def _batch(transfer: DeviceTransfer, stream: Stream, dst: int, src: int, count: int) -> Callable[[], None]:
+    at = np.arange(count, dtype=np.uint64) * np.uint64(_PITCH)
+    lists = (at + np.uint64(dst), at + np.uint64(src), np.full(count, _WIDTH, np.uint64))
     return lambda: transfer.copy_batch(stream, *lists)
 
 
@@ -297,16 +188,19 @@ def _rounded(measured_s: float, default_s: float) -> float:
     return math.ldexp(default_s, max(-_STEPS, min(_STEPS, steps)))
 
 
-def _give_back(
-    transfer: DeviceTransfer, memory: DeviceMemoryIPC, allocation: Allocation, streams: Sequence[Stream]
-) -> None:
-    """Free ``allocation`` when nothing on ``streams`` uses it any more; on a lost device nothing does.
-
-    Where that cannot be known it stays, and the error is raised: an engine does not begin with that.
-    """
+def settle(transfer: DeviceTransfer, streams: Sequence[Stream]) -> None:
+    """Return when nothing is under way on ``streams``; on a lost device nothing is."""
     for stream in streams:
         with contextlib.suppress(DeviceLostError):
             transfer.synchronize_stream(stream)
+
+
+def _give_back(transfer: DeviceTransfer, memory: DeviceMemoryIPC, allocation: Allocation, stream: Stream) -> None:
+    """Free ``allocation`` when nothing on ``stream`` uses it any more.
+
+    Where that cannot be known it stays, and the error is raised: an engine does not begin with that.
+    """
+    settle(transfer, [stream])
     memory.free(allocation)
 
 

@@ -14,7 +14,7 @@ from functools import cache
 
 from devipc.hicache.planning.grouping import Load, cut, took_s
 
-__all__ = ["LONG_PIECE", "Part", "Submitting", "choose_parts"]
+__all__ = ["LONG_PIECE", "Entries", "Part", "Submitting", "choose_parts"]
 
 _SUBMITTING = 0.6
 """Share of the time that the bytes take in which batches may be submitted: the device is to find them when it comes to
@@ -30,6 +30,24 @@ Costs = Callable[[int, int], Load]
 
 
 @dataclass(frozen=True, slots=True)
+class Entries:
+    """What an entry of a batch takes until it is submitted.
+
+    Parameters
+    ----------
+    long_s, short_s : float
+        One of :data:`LONG_PIECE` bytes or more, and a shorter one, which is never taken for less.
+    """
+
+    long_s: float = math.inf
+    short_s: float = 0.0
+
+    def each_s(self, mean_nbytes: float) -> float:
+        """Return what an entry takes of a batch whose entries have so many bytes in the mean."""
+        return self.long_s if mean_nbytes >= LONG_PIECE else max(self.long_s, self.short_s)
+
+
+@dataclass(frozen=True, slots=True)
 class Submitting:
     """How long batches are best submitted.
 
@@ -37,18 +55,13 @@ class Submitting:
     ----------
     threads : int
         By how many threads.
-    entry_s, short_entry_s : float
-        What an entry then takes until it is submitted, one of :data:`LONG_PIECE` bytes or more, and a shorter one,
-        which is never taken for less.
+    to_device, to_host : Entries
+        What these then take.
     """
 
     threads: int = 1
-    entry_s: float = math.inf
-    short_entry_s: float = 0.0
-
-    def each_s(self, mean_nbytes: float) -> float:
-        """Return what an entry takes of a batch whose entries have so many bytes in the mean."""
-        return self.entry_s if mean_nbytes >= LONG_PIECE else max(self.entry_s, self.short_entry_s)
+    to_device: Entries = Entries()
+    to_host: Entries = Entries()
 
 
 @dataclass(frozen=True, slots=True)

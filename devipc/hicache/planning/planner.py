@@ -243,11 +243,17 @@ class Planner:
         group_of = {layer: number for number, group in enumerate(self.groups) for layer in group}
         self._cells = [(group_of[layer], cell) for layer, cell in cells]
         self._ranges: dict[tuple[int, int], tuple[_Tables, ...]] = {}  # strided where that is cheaper, and plain
-        self._chosen: dict[tuple[int, int, bool, float, int], tuple[Part, ...]] = {}
+        self._chosen: dict[tuple[Direction, int, int, bool, float, int], tuple[Part, ...]] = {}
         self._batches = submitting.threads > 1
         mean_nbytes = layout.page_nbytes / max(len(cells), 1)
-        self._batch_cost = replace(self.cost, entry_s=submitting.each_s(mean_nbytes))
-        self._choose(1, 1, by_layer_group=True, alone=True)  # makes the tables that most plans need
+        self._batch_cost = {
+            direction: replace(self.cost, entry_s=entries.each_s(mean_nbytes))
+            for direction, entries in (
+                (Direction.RESTORE, submitting.to_device),
+                (Direction.BACKUP, submitting.to_host),
+            )
+        }
+        self._choose(Direction.RESTORE, 1, 1, by_layer_group=True, alone=True)  # makes the tables that most plans need
 
     def _tables(self, begin: int, end: int, *, plain: bool) -> _Tables:
         """Return the tables of layer groups ``begin .. end - 1``, made once."""
@@ -264,17 +270,24 @@ class Planner:
         return found[plain]
 
     def _choose(
-        self, page_count: int, run_count: int, *, by_layer_group: bool, alone: bool, lists: int = 1
+        self,
+        direction: Direction,
+        page_count: int,
+        run_count: int,
+        *,
+        by_layer_group: bool,
+        alone: bool,
+        lists: int = 1,
     ) -> tuple[Part, ...]:
         """Return how about so many pages in so many runs are copied, and which layer groups are submitted as one."""
         pages, length = (number.bit_length() - 1 for number in (page_count, page_count // run_count))
         batches = (1.0 if alone else _BESIDE) if self._batches else 0.0
-        key = (pages, length, by_layer_group, batches, 2 ** (lists - 1).bit_length())
+        key = (direction, pages, length, by_layer_group, batches, 2 ** (lists - 1).bit_length())
         found = self._chosen.get(key)
         if found is None:
 
             def load(begin: int, end: int, *, plain: bool) -> Load:
-                cost = self._batch_cost if plain else self.cost
+                cost = self._batch_cost[direction] if plain else self.cost
                 return Load.of(self._tables(begin, end, plain=plain).blocks, cost, 2**-length)
 
             found = self._chosen[key] = choose_parts(
@@ -307,7 +320,7 @@ class Planner:
 
     def _copies(self, part: Part, classes: Sequence[PageRuns], direction: Direction, *, plain: bool) -> CopyList:
         tables = self._tables(part.begin, part.end, plain=plain)
-        cost = self._batch_cost if plain else self.cost
+        cost = self._batch_cost[direction] if plain else self.cost
         assembly = Assembly(self._limits, cost, to_host=direction is Direction.BACKUP)
         for runs in classes:
             if len(runs.page):
@@ -390,7 +403,9 @@ class Planner:
         if run_count < 2 * first_runs:  # few, which may be large
             first_runs = run_count // 4 if 0 < apart_nbytes <= len(ids) * self.page_nbytes else 0
         first = with_first(parts, first_runs) if first_runs else parts
-        for one in self._choose(len(ids), run_count, by_layer_group=by_layer_group, alone=alone, lists=len(parts)):
+        for one in self._choose(
+            direction, len(ids), run_count, by_layer_group=by_layer_group, alone=alone, lists=len(parts)
+        ):
             for number, some in enumerate(first, 1):
                 yield self._list(one, some, direction), one.end if number == len(first) else 0
             first = parts

@@ -1,0 +1,207 @@
+"""How long entries of batches take to submit, by one thread and by several, is measured when an engine begins."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from devipc.errors import DriverError
+from devipc.hicache.moving.arena import HostArena
+from devipc.hicache.moving.entrytimes import submitting
+from devipc.hicache.planning.forms import Submitting
+from devipc.interfaces.backend import Device
+from devipc.registry import load_backend
+
+
+@pytest.fixture
+def device() -> Iterator[Device]:
+    opened = load_backend("host").open_device()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def arena(device: Device) -> Iterator[HostArena]:
+    made = HostArena(2**20)
+    registration = device.transfer.register_host(made.address, made.nbytes)  # type: ignore[union-attr]
+    yield made
+    device.transfer.unregister_host(registration)  # type: ignore[union-attr]
+    made.close()
+
+
+def test_memory_is_not_freed_under_copies_that_may_still_run(device: Device, arena: HostArena) -> None:
+    """The first batch is on its stream, the second is refused."""
+    assert device.transfer is not None
+    transfer: Any = device.transfer
+    streams: list[Any] = [transfer.create_stream() for _ in range(2)]
+    freed: list[bool] = []
+    batches: list[Any] = []
+
+    class Refusing:
+        transfer: Any
+        memory: Any
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(device.memory if name in ("allocate",) else device.transfer, name)
+
+        def copy_batch(self, stream: Any, *columns: Any) -> None:
+            batches.append(stream)
+            if len(batches) == 2:
+                threading.Timer(0.1, streams[0].resume).start()
+                raise DriverError("the driver refused the copy", remedy="none: it was asked to")
+            streams[0].stall()
+            device.transfer.copy_batch(stream, *columns)  # type: ignore[union-attr]
+
+        def free(self, allocation: Any) -> None:
+            marker = transfer.create_marker()
+            transfer.record(marker, streams[0])
+            freed.append(transfer.query_marker(marker))
+            transfer.destroy_marker(marker)
+            device.memory.free(allocation)  # type: ignore[union-attr]
+
+    refusing: Any = Refusing()
+    refusing.transfer = refusing.memory = refusing
+    assert submitting(refusing, streams, arena.address, arena.nbytes, most=3).threads == 1
+    assert freed == [True]
+    for stream in streams:
+        transfer.destroy_stream(stream)
+
+
+class SlowToSubmit:
+    """Passes everything on, and counts what is made; a batch takes so many microseconds before it returns.
+
+    Until then it keeps the interpreter, or lets it go. Batches whose target is in ``dear`` take four times as long.
+    """
+
+    def __init__(self, device: Device, *, keeps: bool, takes_us: int, fault: Callable[[str], object] = str) -> None:
+        self._device = device
+        self._sleep = (ctypes.PyDLL if keeps else ctypes.CDLL)(None).usleep
+        self._takes_us = takes_us
+        self.fault = fault
+        self.cheap = range(0)
+        self.made: list[Any] = []
+        self.transfer = self.memory = self
+
+    def __getattr__(self, name: str) -> Any:
+        found: Any = getattr(self._device.memory if name in ("allocate", "free") else self._device.transfer, name)
+
+        def made(*arguments: Any, **options: Any) -> Any:
+            self.fault(name)
+            one = found(*arguments, **options)
+            self.made.append(one)
+            return one
+
+        def undone(one: Any) -> None:
+            found(one)
+            self.made.remove(one)
+
+        if name in ("allocate", "create_stream", "register_host"):
+            return made
+        return undone if name in ("free", "destroy_stream", "unregister_host") else found
+
+    def copy_batch(self, stream: Any, dst: Any, src: Any, nbytes: Any) -> None:
+        self.fault("copy")
+        self._device.transfer.copy_batch(stream, dst, src, nbytes)  # type: ignore[union-attr]
+        self._sleep(self._takes_us // (4 if int(dst[0]) in self.cheap else 1))
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize(("keeps", "threads"), [(False, 3), (True, 1)])
+def test_several_threads_submit_where_a_batch_lets_go_of_the_interpreter(
+    device: Device, arena: HostArena, *, keeps: bool, threads: int
+) -> None:
+    some: Any = SlowToSubmit(device, keeps=keeps, takes_us=2000)
+    content = arena.view.tobytes()
+    found = submitting(some, [], arena.address, arena.nbytes, most=3)
+    assert found.threads == threads
+    assert keeps == (found == Submitting())
+    for entries in () if keeps else (found.to_device, found.to_host):
+        assert 1.9e-6 < entries.long_s < 8e-6  # 1,024 of them in 2 ms
+        assert 1.9e-6 < entries.short_s < 8e-6
+    assert arena.view.tobytes() == content
+    assert not some.made
+    assert submitting(some, [], arena.address, arena.nbytes, most=1) == Submitting()
+    assert submitting(some, [], arena.address, 4096, most=3) == Submitting()
+
+
+@pytest.mark.timing
+def test_several_threads_submit_where_a_driver_that_keeps_one_waiting_is_still_sooner_than_any_loop(
+    device: Device, arena: HostArena
+) -> None:
+    some: Any = SlowToSubmit(device, keeps=True, takes_us=0)
+    some.copy_batch = lambda *_: ctypes.PyDLL(None).usleep(50)
+    found = submitting(some, [], arena.address, arena.nbytes, most=3)
+    assert found.threads == 3
+    assert found.to_device.long_s < 1.5e-6
+
+
+@pytest.mark.timing
+def test_entries_to_the_host_are_measured_by_themselves(device: Device, arena: HostArena) -> None:
+    some: Any = SlowToSubmit(device, keeps=False, takes_us=8000)
+    allocated = device.memory.allocate(2**20)  # type: ignore[union-attr]
+    some.memory = Lending(device, allocated)
+    some.cheap = range(allocated.ptr, allocated.ptr + allocated.nbytes)
+    found = submitting(some, [], arena.address, arena.nbytes, most=3)
+    device.memory.free(allocated)  # type: ignore[union-attr]
+    assert 1.9e-6 < found.to_device.long_s < 6e-6  # 1,024 of them in 2 ms
+    assert found.to_host.long_s > 7.8e-6
+
+
+def test_entries_of_any_size_stay_in_memory_that_is_there(device: Device, arena: HostArena) -> None:
+    some: Any = SlowToSubmit(device, keeps=False, takes_us=1)
+    lists = list[tuple[Any, Any, Any]]()
+    some.copy_batch = lambda _stream, *columns: lists.append(columns)
+    registered = list[Any]()
+
+    def register_host(*where: int) -> Any:
+        registered.append(where)
+        return device.transfer.register_host(*where)  # type: ignore[union-attr]
+
+    some.register_host = register_host
+    some.unregister_host = device.transfer.unregister_host  # type: ignore[union-attr]
+    submitting(some, [], arena.address, 1023 * 1024, most=3)
+    ((scratch, nbytes),) = registered
+    ends = [(int((dst + size).max()), int((src + size).max())) for dst, src, size in lists]
+    to_host = [
+        end for (end, _), (dst, _, _) in zip(ends, lists, strict=True) if scratch <= int(dst[0]) < scratch + nbytes
+    ]
+    assert max(to_host) <= scratch + nbytes
+    to_device = [end for _, end in ends if arena.address < end <= arena.address + arena.nbytes]
+    assert max(to_device) <= arena.address + 1023 * 1024
+
+
+class Lending:
+    """Memory that is known beforehand."""
+
+    def __init__(self, device: Device, allocated: Any) -> None:
+        self._allocated = allocated
+
+    def allocate(self, nbytes: int) -> Any:
+        assert nbytes <= self._allocated.nbytes
+        return self._allocated
+
+    def free(self, allocation: Any) -> None:
+        assert allocation is self._allocated
+
+
+@pytest.mark.parametrize("call", ["allocate", "create_stream", "register_host", "copy"])
+@pytest.mark.parametrize("behind", [0, 1, 60])
+def test_what_cannot_be_measured_is_left_to_one_thread_and_leaves_nothing_behind(
+    device: Device, arena: HostArena, call: str, behind: int
+) -> None:
+    calls = [behind]
+
+    def fault(name: str) -> None:
+        calls[0] -= name == call
+        if calls[0] < 0:
+            raise DriverError(f"the driver refused to {call}", remedy="none: it was asked to")
+
+    some: Any = SlowToSubmit(device, keeps=False, takes_us=2000, fault=fault)
+    found = submitting(some, [], arena.address, arena.nbytes, most=3)
+    assert found == Submitting() or calls[0] >= 0
+    assert calls[0] < 0 or (behind and call != "copy")
+    assert not some.made
