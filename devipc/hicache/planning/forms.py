@@ -19,6 +19,9 @@ __all__ = ["LONG_PIECE", "Entries", "Part", "Submitting", "choose_parts"]
 _SUBMITTING = 0.6
 """Share of the time that the bytes take in which batches may be submitted: the device is to find them when it comes to
 them, and planning and the interpreter take their part too."""
+_AROUND_S = 0.4e-3
+"""What an operation takes of them beside that: it is taken and planned, and they begin together. Of operations
+that take a bus 2.4 ms batches came late that could be submitted in .6 of it, of 5 ms in time (H200, 2026-12-01)."""
 _LEAST_S = 0.2e-3
 """What batches must save of each list: several threads begin, and streams wait for each other."""
 _SAME = 1e-6
@@ -119,7 +122,9 @@ def choose_parts(
     whole = ranges(strided)
     if not batches:
         return tuple(Part(*one) for one in whole)
-    allowed_s = batches * _SUBMITTING * batch(0, len(layers)).move_s
+    allowed_s = batches * (_SUBMITTING * batch(0, len(layers)).move_s - _AROUND_S / page_count)
+    if allowed_s <= 0:
+        return tuple(Part(*one) for one in whole)
 
     def share(begin: int, end: int, left_s: float) -> float:
         """Return the share of batches of one range, when all of it may take so long to submit."""
