@@ -188,6 +188,21 @@ class Lending:
         assert allocation is self._allocated
 
 
+def test_short_entries_are_read_from_memory_that_was_not_just_read(device: Device) -> None:
+    some: Any = SlowToSubmit(device, keeps=False, takes_us=1)
+    read, arena = dict[int, set[int]](), HostArena(40 * 2**20)
+
+    def copy_batch(_stream: Any, _dst: Any, src: Any, nbytes: Any) -> None:
+        if arena.address <= int(src[0]) < arena.address + arena.nbytes:
+            assert int((src + nbytes).max()) <= arena.address + arena.nbytes
+            read.setdefault(int(nbytes[0]), set()).add((int(src[0]) - arena.address) // (1024 * int(nbytes[0])))
+
+    some.copy_batch = copy_batch
+    assert submitting(some, [], arena.address, arena.nbytes, most=3).threads == 3
+    assert read == {32 * 1024: {0}, 8 * 1024: {0, 1, 2, 3, 4}}
+    arena.close()
+
+
 @pytest.mark.parametrize("call", ["allocate", "create_stream", "register_host", "copy"])
 @pytest.mark.parametrize("behind", [0, 1, 60])
 def test_what_cannot_be_measured_is_left_to_one_thread_and_leaves_nothing_behind(

@@ -73,7 +73,7 @@ def submitting(device: Device, streams: Sequence[Stream], address: int, nbytes: 
             streams.append(transfer.create_stream())
             owned.callback(transfer.destroy_stream, streams[-1])
         rig = _Rig(transfer, streams, submitters)
-        to_device = partial(rig.entry_s, allocation.ptr, address)
+        to_device = partial(rig.entry_s, allocation.ptr, address, of=nbytes)
         one_s, several_s = to_device(long, together=False), to_device(long)
         _log.debug("an entry of %d bytes takes one thread %.3g s, %d threads %.3g s", long, one_s, most, several_s)
         if several_s > _SOONER * one_s and several_s > _NO_LOOP_S:
@@ -111,23 +111,28 @@ class _Rig:
         self._streams = streams
         self._submitters = submitters
 
-    def entry_s(self, dst: int, src: int, nbytes: int, *, together: bool = True, within: int = 0) -> float:
+    def entry_s(self, dst: int, src: int, nbytes: int, *, together: bool = True, within: int = 0, of: int = 0) -> float:
         """Return what an entry of ``nbytes`` takes at best until it is submitted, all threads at once or one alone.
 
-        Entries lie one behind the other, at ``dst`` in so many bytes again and again where ``within`` is not 0.
+        Entries lie one behind the other, at ``dst`` in so many bytes again and again where ``within`` is not 0. Each
+        time they are read from others of the ``of`` bytes at ``src``, as far as these go: a driver may take short ones
+        by the processor, and pages are in no cache.
         """
+        whole = _ENTRIES * nbytes
+        places = range(src, src + max(of - whole, 0) + 1, whole)
         number = np.arange(_ENTRIES, dtype=np.uint64)
         place = number % np.uint64(within // nbytes) if within else number
-        dsts, srcs = np.uint64(dst) + place * np.uint64(nbytes), np.uint64(src) + number * np.uint64(nbytes)
+        dsts = np.uint64(dst) + place * np.uint64(nbytes)
         sizes = np.full(_ENTRIES, nbytes, np.uint64)
         each = -(-_ENTRIES // len(self._streams))
         parts = [slice(begin, begin + each) for begin in range(0, _ENTRIES, each)]
-        works: list[Callable[[], None]] = [
-            partial(self._transfer.copy_batch, stream, dsts[part], srcs[part], sizes[part])
-            for stream, part in zip(self._streams, parts, strict=False)
-        ]
         best, since = math.inf, time.perf_counter()
         for attempt in range(_WARM_UP + _TIMES):
+            srcs = number * np.uint64(nbytes) + np.uint64(places[attempt % len(places)])
+            works: list[Callable[[], None]] = [
+                partial(self._transfer.copy_batch, stream, dsts[part], srcs[part], sizes[part])
+                for stream, part in zip(self._streams, parts, strict=False)
+            ]
             took_s = self._together_s(works) if together else self._one_by_one_s(works)
             for stream in self._streams:
                 self._transfer.synchronize_stream(stream)
