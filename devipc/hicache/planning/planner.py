@@ -19,11 +19,11 @@ from devipc.errors import UsageError
 from devipc.hicache.few import FEW
 from devipc.hicache.layout import PoolLayout
 from devipc.hicache.planning.bounds import check_pages, check_places
+from devipc.hicache.planning.cells import cells_of
 from devipc.hicache.planning.expand import Assembly, CopyList, PageRuns, parts_of, with_first
 from devipc.hicache.planning.forms import Part, Submitting, choose_parts
 from devipc.hicache.planning.grouping import Load
-from devipc.hicache.planning.strips import CostModel, Limits, Strips, cells_of, compile_strips
-from devipc.types import HandleKind
+from devipc.hicache.planning.strips import CostModel, Limits, Strips, compile_strips
 
 __all__ = ["LAYER_GROUPS", "CopyPlan", "Direction", "HostPages", "Planner", "layer_groups", "page_runs", "run_lengths"]
 
@@ -215,21 +215,6 @@ class Planner:
         submitting: Submitting = _BY_ONE,
     ) -> None:
         regions = range(len(layout.chunks)) if regions is None else regions
-        if not len(addresses) == len(regions) == len(layout.chunks):
-            raise UsageError(
-                f"{len(addresses)} addresses and {len(regions)} regions for {len(layout.chunks)} chunks",
-                code="chunks",
-                remedy="pass one of each a chunk, in chunk order",
-            )
-        legacy = [
-            region for chunk, region in zip(layout.chunks, regions, strict=True) if chunk.kind is HandleKind.LEGACY
-        ]
-        if any(list(regions).count(region) > 1 for region in set(legacy)):
-            raise UsageError(
-                "a classic allocation shares a region with another chunk",
-                code="regions",
-                remedy="give every chunk with a legacy handle a region of its own: no copy may span it",
-            )
         if 0 < block_nbytes < layout.page_nbytes:
             raise UsageError(f"blocks of {block_nbytes} bytes hold no page", code="block", remedy="pass 0 or more")
         self.layout = layout
@@ -239,13 +224,13 @@ class Planner:
         self._limits = limits or Limits()
         self._arena = arena
         self.groups = layer_groups(layout.layers, groups)
-        cells = cells_of(layout, addresses, regions)
-        group_of = {layer: number for number, group in enumerate(self.groups) for layer in group}
-        self._cells = [(group_of[layer], cell) for layer, cell in cells]
+        layers, self._cells = cells_of(layout, addresses, regions)
+        ends = np.array([group[-1] for group in self.groups])
+        self._group_of = np.searchsorted(ends, layers)  # of each cell; layers ascend from group to group
         self._ranges: dict[tuple[int, int], tuple[_Tables, ...]] = {}  # strided where that is cheaper, and plain
         self._chosen: dict[tuple[Direction, int, int, bool, float, int], tuple[Part, ...]] = {}
         self._batches = submitting.threads > 1
-        mean_nbytes = layout.page_nbytes / max(len(cells), 1)
+        mean_nbytes = self.page_nbytes / len(self._cells)
         self._batch_cost = {
             direction: replace(self.cost, entry_s=entries.each_s(mean_nbytes))
             for direction, entries in (
@@ -259,7 +244,7 @@ class Planner:
         """Return the tables of layer groups ``begin .. end - 1``, made once."""
         found = self._ranges.get((begin, end))
         if found is None:
-            cells = [cell for group, cell in self._cells if begin <= group < end]  # in the order of host memory
+            cells = self._cells.at((self._group_of >= begin) & (self._group_of < end))
             blocks = compile_strips(cells, limits=self._limits, cost=self.cost, block_nbytes=self.block_nbytes)
             extents = compile_strips(cells, limits=self._limits, cost=self.cost)
             both = tuple(

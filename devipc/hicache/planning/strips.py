@@ -1,21 +1,20 @@
 """A page's pieces, joined over planes: the tables that a planner multiplies with pages.
 
-Owns the step from a layout at known addresses to *cells* (pieces of a page that are contiguous everywhere) and
-*strips* (cells at a constant distance on the device and in host memory, which one strided copy can span). Made once a
-pool and layer group. It sees no page id.
+Owns the step from *cells* (pieces of a page that are contiguous everywhere) to *strips* (cells at a constant distance
+on the device and in host memory, which one strided copy can span), and what is done with each. Made once a pool and
+layer group. It sees no page id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from devipc.hicache.layout import PoolLayout
+from devipc.hicache.planning.cells import Cells, Joined, join
 
-__all__ = ["Cell", "CostModel", "Limits", "StripTable", "Strips", "cells_of", "compile_strips"]
+__all__ = ["CostModel", "Limits", "StripTable", "Strips", "compile_strips"]
 
 U64 = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
@@ -69,56 +68,8 @@ class CostModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """A contiguous piece of every page.
-
-    On the device it is at ``address + page * page_stride``; in a host extent of ``E`` pages, whose planes follow each
-    other, that of page ``k`` is ``E * plane_offset + k * plane_nbytes + row_offset`` bytes behind the extent's start.
-    """
-
-    address: int
-    region: int
-    page_stride: int
-    width: int
-    plane_offset: int
-    plane_nbytes: int
-    row_offset: int
-
-
-def cells_of(layout: PoolLayout, addresses: Sequence[int], regions: Sequence[int]) -> list[tuple[int, Cell]]:
-    """Return ``(layer, cell)`` for all pieces of a page, in the order of host memory.
-
-    Parameters
-    ----------
-    layout : PoolLayout
-        The pool.
-    addresses : sequence of int
-        Where each chunk is mapped.
-    regions : sequence of int
-        For each chunk an identity that is shared by those which one strided copy may span.
-    """
-    cells, plane_offset = [], 0
-    for component, plane in layout.planes():
-        rows, row = component.page_rows, plane.row_nbytes
-        pieces, width = (1, rows * row) if plane.row_stride_nbytes == row else (rows, row)
-        for index in range(pieces):
-            cell = Cell(
-                address=addresses[plane.chunk] + plane.offset + index * plane.row_stride_nbytes,
-                region=regions[plane.chunk],
-                page_stride=plane.page_stride_nbytes,
-                width=width,
-                plane_offset=plane_offset,
-                plane_nbytes=rows * row,
-                row_offset=index * row,
-            )
-            cells.append((plane.layer, cell))
-        plane_offset += rows * row
-    return cells
-
-
-@dataclass(frozen=True, slots=True)
 class StripTable:
-    """Strips as columns of shape ``(strips,)``, uint64 unless said; the names are those of :class:`Cell`.
+    """Strips as columns of shape ``(strips,)``, uint64 unless said; the first names are those of :class:`Cells`.
 
     ``count`` cells are joined, ``step`` bytes apart on the device and ``extent * plane_step + row_step`` in host
     memory (both the width for single cells). ``joins_width``: neighbouring pages continue each row; ``joins_height``:
@@ -231,129 +182,66 @@ def _rows(strips: StripTable | None) -> tuple[U64, U64]:
     return to_host, to_host[:, (1, 0, 3, 2, 4, 5)]
 
 
-@dataclass(slots=True)
-class _Strip:
-    first: Cell
-    count: int = 1
-    step: tuple[int, int, int] = (0, 0, 0)
-
-
-def compile_strips(
-    cells: Sequence[Cell], *, limits: Limits, cost: CostModel, block_nbytes: int | None = None
-) -> StripTable:
+def compile_strips(cells: Cells, *, limits: Limits, cost: CostModel, block_nbytes: int | None = None) -> StripTable:
     """Join ``cells`` into the fewest strips, for extents of any length or for blocks of one page.
 
     Parameters
     ----------
-    cells : sequence of Cell
-        In the order of host memory.
+    cells : Cells
+        At least one.
     limits, cost : Limits, CostModel
         What may be joined, and what is cheaper.
     block_nbytes : int or None
         For blocks, the distance between neighbouring ones; in a block the planes' distances are fixed, which joins
         more than in an extent. None makes the table for extents.
     """
-    blocks = block_nbytes is not None
-    if blocks:
-        cells = [_in_block(cell, block_nbytes or 0) for cell in cells]
-    rows = sum(cell.plane_offset == cells[0].plane_offset for cell in cells)  # 1 unless rows have gaps
-    best: list[_Strip] = []
+    if block_nbytes is not None:
+        cells = cells.in_blocks(block_nbytes)
+    rows = cells.row_count()
+    best: Joined | None = None
     for period in sorted({*range(1, _PERIODS + 1), rows, 2 * rows}):
-        if period > len(cells):
+        if period > len(cells) or (best is not None and period >= len(best)):  # there are as many strips at least
             break
-        strips = [strip for lane in range(period) for strip in _join(cells[lane::period], limits)]
-        if blocks:
-            strips = [_coalesced(strip, limits) for strip in strips]
-        if not best or len(strips) < len(best):
-            best = strips
-    return _table(best, limits, cost, blocks=blocks)
+        joined = join(cells, period, max_pitch_nbytes=limits.max_pitch_nbytes, max_height=limits.max_height)
+        if best is None or len(joined) < len(best):
+            best = joined
+    assert best is not None
+    return _table(cells, best, limits, cost, blocks=block_nbytes is not None)
 
 
-def _in_block(cell: Cell, block_nbytes: int) -> Cell:
-    """Fold the row's place into the plane's: an extent of one page whose next page is the next block."""
-    place = cell.plane_offset + cell.row_offset
-    return Cell(cell.address, cell.region, cell.page_stride, cell.width, place, block_nbytes, 0)
-
-
-def _join(cells: Sequence[Cell], limits: Limits) -> list[_Strip]:
-    strips: list[_Strip] = []
-    previous: Cell | None = None
-    for cell in cells:
-        strip = strips[-1] if strips else None
-        if strip is None or previous is None or not _extend(strip, previous, cell, limits):
-            strips.append(_Strip(cell))
-        previous = cell
-    return strips
-
-
-def _extend(strip: _Strip, previous: Cell, cell: Cell, limits: Limits) -> bool:
-    step = (
-        cell.address - previous.address,
-        cell.plane_offset - previous.plane_offset,
-        cell.row_offset - previous.row_offset,
+def _table(cells: Cells, joined: Joined, limits: Limits, cost: CostModel, *, blocks: bool) -> StripTable:
+    first, count = cells.at(joined.first), joined.count
+    width, (step, plane_step, row_step) = first.width, joined.steps
+    if blocks:  # what has no gaps on either side is one cell
+        whole = (step == width) & (plane_step == width) & (row_step == 0) & (width * count <= limits.max_width_nbytes)
+        width, count = np.where(whole, width * count, width), np.where(whole, 1, count)
+    single = count == 1
+    step, plane_step, row_step = (
+        np.where(single, one, other) for one, other in ((width, step), (0, plane_step), (width, row_step))
     )
-    same = (cell.region, cell.page_stride, cell.width, cell.plane_nbytes)
-    if same != (previous.region, previous.page_stride, previous.width, previous.plane_nbytes):
-        return False
-    fits = cell.width <= step[0] <= limits.max_pitch_nbytes and strip.count < limits.max_height
-    if not fits or step[2] < 0 or not cell.width <= step[1] + step[2] <= limits.max_pitch_nbytes:
-        return False
-    if strip.count > 1 and step != strip.step:
-        return False
-    strip.step = step
-    strip.count += 1
-    return True
-
-
-def _coalesced(strip: _Strip, limits: Limits) -> _Strip:
-    """Turn a strip without gaps on either side into one cell."""
-    first, width = strip.first, strip.first.width * strip.count
-    if strip.count == 1 or strip.step != (first.width, first.width, 0) or width > limits.max_width_nbytes:
-        return strip
-    whole = Cell(
-        first.address, first.region, first.page_stride, width, first.plane_offset, first.plane_nbytes, first.row_offset
+    # The next page's strip follows at the same distance, on both sides: in an extent only the rows of one plane keep
+    # theirs, whatever its length.
+    host_step, moving = (plane_step, row_step) if blocks else (row_step, plane_step)
+    continues = (
+        ~single & (moving == 0) & (step * count == first.page_stride) & (host_step * count == first.plane_nbytes)
     )
-    return _Strip(whole)
-
-
-def _continues(strip: _Strip, *, blocks: bool) -> bool:
-    """Return True when the next page's strip follows this one's at the same distance, on both sides."""
-    step, plane_step, row_step = strip.step
-    # In an extent only the rows of one plane keep their distance, whatever its length.
-    host_step = plane_step if blocks else row_step
-    fixed = row_step == 0 if blocks else plane_step == 0
-    first = strip.first
-    return (
-        strip.count > 1
-        and fixed
-        and step * strip.count == first.page_stride
-        and host_step * strip.count == first.plane_nbytes
-    )
-
-
-def _table(strips: list[_Strip], limits: Limits, cost: CostModel, *, blocks: bool) -> StripTable:
-    def column(values: list[int]) -> U64:
-        return np.array(values, np.uint64)
-
-    firsts = [strip.first for strip in strips]
-    steps = [strip.step if strip.count > 1 else (strip.first.width, 0, strip.first.width) for strip in strips]
+    calls_s, entries_s = cost.call_s + count * cost.row_s, count * cost.entry_s
     return StripTable(
-        address=column([cell.address for cell in firsts]),
-        page_stride=column([cell.page_stride for cell in firsts]),
-        width=column([cell.width for cell in firsts]),
-        plane_offset=column([cell.plane_offset for cell in firsts]),
-        plane_nbytes=column([cell.plane_nbytes for cell in firsts]),
-        row_offset=column([cell.row_offset for cell in firsts]),
-        count=column([strip.count for strip in strips]),
-        step=column([step[0] for step in steps]),
-        plane_step=column([step[1] for step in steps]),
-        row_step=column([step[2] for step in steps]),
-        joins_width=np.array([cell.page_stride == cell.width == cell.plane_nbytes for cell in firsts], np.bool_),
-        joins_height=np.array([_continues(strip, blocks=blocks) for strip in strips], np.bool_),
-        strided=np.array([_prefers_strided(strip, limits, cost) for strip in strips], np.bool_),
+        address=_unsigned(first.address),
+        page_stride=_unsigned(first.page_stride),
+        width=_unsigned(width),
+        plane_offset=_unsigned(first.plane_offset),
+        plane_nbytes=_unsigned(first.plane_nbytes),
+        row_offset=_unsigned(first.row_offset),
+        count=_unsigned(count),
+        step=_unsigned(step),
+        plane_step=_unsigned(plane_step),
+        row_step=_unsigned(row_step),
+        joins_width=(first.page_stride == width) & (width == first.plane_nbytes),
+        joins_height=continues,
+        strided=(width <= limits.max_width_nbytes) & (calls_s < entries_s),
     )
 
 
-def _prefers_strided(strip: _Strip, limits: Limits, cost: CostModel) -> bool:
-    fits = strip.first.width <= limits.max_width_nbytes
-    return fits and cost.call_s + strip.count * cost.row_s < strip.count * cost.entry_s
+def _unsigned(column: npt.NDArray[np.int64]) -> U64:
+    return np.ascontiguousarray(column).view(np.uint64)
