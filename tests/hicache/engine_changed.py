@@ -25,7 +25,7 @@ def spread(threads: int, switches: Switches) -> None:
     cast(Any, process).submitter_count = lambda: threads
     cast(Any, localcopies).submitting = lambda *_arguments, most: Submitting(most, Entries(0.0), Entries(0.0))
     fan.PIECES, fan._MEANWHILE_PIECES = 4, 8
-    forms._LEAST_S = -1.0  # in batches, half of them beside the other direction
+    forms._LEAST_S, forms._AROUND_S = -1.0, 0.0  # in batches, half of them beside the other direction
     take_ahead, plan = Orders.take_ahead, Planner.copies
 
     def counted(orders: Orders) -> None:
