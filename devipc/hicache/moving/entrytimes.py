@@ -98,8 +98,17 @@ def _scratch(transfer: DeviceTransfer, owned: contextlib.ExitStack) -> int:
         memory = SharedMap(fd, _SCRATCH_NBYTES)
     finally:
         os.close(fd)
-    owned.callback(memory.close)
-    owned.callback(transfer.unregister_host, transfer.register_host(memory.address, _SCRATCH_NBYTES))
+    try:
+        registration = transfer.register_host(memory.address, _SCRATCH_NBYTES)
+    except BaseException:
+        memory.close()
+        raise
+
+    def give_back() -> None:
+        transfer.unregister_host(registration)  # where that fails it stays mapped: a driver still has its pages
+        memory.close()
+
+    owned.callback(give_back)
     return memory.address
 
 
