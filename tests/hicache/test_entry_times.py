@@ -36,6 +36,13 @@ def arena(device: Device) -> Iterator[HostArena]:
     made.close()
 
 
+@pytest.fixture
+def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have several threads chosen, and everything tried as often as it is at most, however busy the machine is."""
+    monkeypatch.setattr(entrytimes, "_NO_LOOP_S", math.inf)
+    monkeypatch.setattr(entrytimes, "_LIMIT_S", math.inf)
+
+
 def test_memory_is_not_freed_under_copies_that_may_still_run(device: Device, arena: HostArena) -> None:
     """The first batch is on its stream, the second is refused."""
     assert device.transfer is not None
@@ -154,27 +161,39 @@ def test_entries_to_the_host_are_measured_by_themselves(device: Device, arena: H
     assert found.to_host.long_s > 7.8e-6
 
 
-def test_entries_of_any_size_stay_in_memory_that_is_there(device: Device, arena: HostArena) -> None:
-    some: Any = SlowToSubmit(device, keeps=False, takes_us=1)
+@pytest.mark.usefixtures("untimed")
+@pytest.mark.parametrize("most", [2, 3, 7])
+@pytest.mark.parametrize("nbytes", [512 * 1024, 1023 * 1024 + 5, 8 * 2**20 + 4096, 33 * 2**20 - 1])
+def test_entries_of_any_size_stay_in_memory_that_is_there(device: Device, nbytes: int, most: int) -> None:
+    """And none is written to host memory of others."""
+    some: Any = SlowToSubmit(device, keeps=False, takes_us=0)
+    address = 1 << 45  # nothing is copied
     lists = list[tuple[Any, Any, Any]]()
     some.copy_batch = lambda _stream, *columns: lists.append(columns)
-    registered = list[Any]()
+    there = list[range]()
 
     def register_host(*where: int) -> Any:
-        registered.append(where)
+        there.append(range(where[0], sum(where)))
         return device.transfer.register_host(*where)  # type: ignore[union-attr]
 
-    some.register_host = register_host
-    some.unregister_host = device.transfer.unregister_host  # type: ignore[union-attr]
-    submitting(some, [], arena.address, 1023 * 1024, most=3)
-    ((scratch, nbytes),) = registered
-    ends = [(int((dst + size).max()), int((src + size).max())) for dst, src, size in lists]
-    to_host = [
-        end for (end, _), (dst, _, _) in zip(ends, lists, strict=True) if scratch <= int(dst[0]) < scratch + nbytes
-    ]
-    assert max(to_host) <= scratch + nbytes
-    to_device = [end for _, end in ends if arena.address < end <= arena.address + arena.nbytes]
-    assert max(to_device) <= arena.address + 1023 * 1024
+    def allocate(size: int) -> Any:
+        made = device.memory.allocate(size)  # type: ignore[union-attr]
+        there.append(range(made.ptr, made.ptr + size))
+        return made
+
+    some.register_host, some.unregister_host = register_host, device.transfer.unregister_host  # type: ignore[union-attr]
+    some.allocate, some.free = allocate, device.memory.free  # type: ignore[union-attr]
+    assert submitting(some, [], address, nbytes, most=most).threads == most
+    on_device, scratch = there
+    ways = set[bool]()
+    for dst, src, size in lists:
+        to_host = int(dst[0]) in scratch
+        ways.add(to_host)
+        for at, where in zip(
+            (dst, src), (scratch, on_device) if to_host else (on_device, range(address, address + nbytes)), strict=True
+        ):
+            assert where.start <= int(at.min()) <= int((at + size).max()) <= where.stop
+    assert ways == {False, True}
 
 
 class Lending:
@@ -191,6 +210,7 @@ class Lending:
         assert allocation is self._allocated
 
 
+@pytest.mark.usefixtures("untimed")
 def test_short_entries_are_read_from_memory_that_was_not_just_read(device: Device) -> None:
     some: Any = SlowToSubmit(device, keeps=False, takes_us=1)
     read, arena = dict[int, set[int]](), HostArena(40 * 2**20)
@@ -206,6 +226,7 @@ def test_short_entries_are_read_from_memory_that_was_not_just_read(device: Devic
     arena.close()
 
 
+@pytest.mark.usefixtures("untimed")
 @pytest.mark.parametrize("call", ["allocate", "create_stream", "register_host", "copy"])
 @pytest.mark.parametrize("behind", [0, 1, 60])
 def test_what_cannot_be_measured_is_left_to_one_thread_and_leaves_nothing_behind(
@@ -218,18 +239,16 @@ def test_what_cannot_be_measured_is_left_to_one_thread_and_leaves_nothing_behind
         if calls[0] < 0:
             raise DriverError(f"the driver refused to {call}", remedy="none: it was asked to")
 
-    some: Any = SlowToSubmit(device, keeps=False, takes_us=2000, fault=fault)
+    some: Any = SlowToSubmit(device, keeps=False, takes_us=0, fault=fault)
     found = submitting(some, [], arena.address, arena.nbytes, most=3)
     assert found == Submitting() or calls[0] >= 0
     assert calls[0] < 0 or (behind and call != "copy")
     assert not some.made
 
 
-def test_memory_that_is_still_registered_stays_mapped(
-    device: Device, arena: HostArena, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("untimed")
+def test_memory_that_is_still_registered_stays_mapped(device: Device, arena: HostArena) -> None:
     """Another mapping at its address could not be registered, or a device would read and write what is not its own."""
-    monkeypatch.setattr(entrytimes, "_NO_LOOP_S", math.inf)
     some: Any = SlowToSubmit(device, keeps=False, takes_us=0)
 
     def refused(_registration: Any) -> None:
