@@ -46,10 +46,11 @@ def submitting(device: Device, streams: Sequence[Stream], address: int, nbytes: 
 
     Several are where they submit sooner than one does, or an entry takes less than any loop would. A batch that is one
     call of the driver lets go of the interpreter, which is worth it even where the driver keeps one thread waiting for
-    the other; where it is a loop, threads wait for each other as well. Takes some ten milliseconds, where copies are
-    slow up to a few tenths of a second, and blocks while the streams do. On an H200 entries to the device take as long
-    to submit as those to the host or longer, and short ones 1.1 to 4 times as long as long ones, on one host more than
-    on another (2026-11-30); so each is measured by itself.
+    the other; where it is a loop, threads wait for each other as well. Each of five measurements ends after about 50
+    ms, but not before three tries: all take up to three tenths of a second, longer where a driver takes ten
+    microseconds or more for an entry. Blocks while the streams do. On an H200 entries to the device take as long to
+    submit as those to the host or longer, and short ones 1.1 to 4 times as long as long ones, on one host more than on
+    another (2026-11-30); so each is measured by itself.
 
     Parameters
     ----------
