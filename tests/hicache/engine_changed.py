@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def spread(threads: int, switches: Switches) -> None:
     """Have ``threads`` submit all copies, in short pieces of batches."""
     cast(Any, process).submitter_count = lambda: threads
-    cast(Any, localcopies).submitting = lambda *_arguments, most: Submitting(most, Entries(0.0), Entries(0.0))
+    cast(Any, localcopies).submitting = lambda *_arguments, most: Submitting(most, Entries(0.0), Entries(0.0, 1e-12))
     fan.PIECES, fan._MEANWHILE_PIECES = 4, 8
     forms._LEAST_S, forms._AROUND_S = -1.0, 0.0  # in batches, half of them beside the other direction
     take_ahead, plan = Orders.take_ahead, Planner.copies

@@ -66,6 +66,15 @@ def test_many_jobs_of_both_directions_move_all_bytes(pair: Pair) -> None:
         until(lambda: all(forms["fanned"] for forms in it.carrier.plans().values()))  # else one thread did all
 
 
+def test_an_engine_says_what_entries_take_each_way(pair: Pair) -> None:
+    it, _ = pair
+    assert it.process.facts["submitting_threads"] == 3
+    assert it.process.facts["submitting_s"] == {
+        "to_device": {"long_s": 0.0, "short_s": 0.0},
+        "to_host": {"long_s": 0.0, "short_s": 1e-12},
+    }
+
+
 def test_a_refusal_in_any_thread_fails_its_job_and_no_other(pair: Pair) -> None:
     it, client = pair
     with it.faults() as faults:
