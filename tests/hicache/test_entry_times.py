@@ -210,6 +210,23 @@ class Lending:
         assert allocation is self._allocated
 
 
+def test_of_a_slow_driver_each_is_tried_once(device: Device, arena: HostArena, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a batch that takes half a second would be; an engine's start waits for it."""
+    some: Any = SlowToSubmit(device, keeps=False, takes_us=0)
+    monkeypatch.setattr(entrytimes, "_NO_LOOP_S", math.inf)
+    monkeypatch.setattr(entrytimes, "_LIMIT_S", 1e-3)
+    monkeypatch.setattr(entrytimes, "_COLD_LIMIT_S", 10e-3)
+    batches = list[None]()
+
+    def copy_batch(*_: object) -> None:
+        batches.append(None)
+        ctypes.CDLL(None).usleep(20_000)
+
+    some.copy_batch = copy_batch
+    assert submitting(some, [], arena.address, arena.nbytes, most=3).threads == 3
+    assert len(batches) == 5 * 3
+
+
 @pytest.mark.usefixtures("untimed")
 def test_short_entries_are_read_from_memory_that_was_not_just_read(device: Device) -> None:
     some: Any = SlowToSubmit(device, keeps=False, takes_us=1)
