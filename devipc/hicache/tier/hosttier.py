@@ -27,6 +27,7 @@ from devipc.hicache.tier.blockruns import at_most, slots_of
 from devipc.hicache.tier.blocks import ALIGN_NBYTES, BlockSpace
 from devipc.hicache.tier.eviction import IdleExtents, no_room, obstacles
 from devipc.hicache.tier.index import IndexWriter
+from devipc.hicache.tier.overlaps import Overlaps
 from devipc.hicache.tier.records import Hold, Holder, Places, Reservation
 from devipc.hicache.tier.residents import Residents
 from devipc.hicache.tier.shares import Shares
@@ -72,6 +73,7 @@ class HostTier:
         self._spaces: dict[bytes, int] = {}  # numbers of namespaces, from 1
         self._idle = IdleExtents(self._space)
         self._holds: dict[Holder, Hold] = {}
+        self._overlaps = Overlaps(self._slots)
         self.shares = Shares(sum(slab.nbytes for slab in self._space.slabs))
         self._open: set[Reservation] = set()
         self._next_expiry = math.inf  # or earlier than any lease: then expire() looks for nothing
@@ -132,7 +134,7 @@ class HostTier:
         with self._lock:
             block_nbytes = self.block_of(page_nbytes)
             nbytes = block_nbytes * len(names)
-            self.shares.check(holder[0], nbytes, lambda: nbytes + self._pinned_once(holder[0]))
+            self.shares.check(holder[0], nbytes, lambda: self._overlaps.nbytes(holder[0]))
             self._make_room(block_nbytes, len(names))
             heads, slots = self._space.allocate(block_nbytes, len(names) if lengths is None else lengths)
             columns = self._slots
@@ -221,11 +223,6 @@ class HostTier:
         self._counts["evicted"] += len(slots)
         self._take_away(slots, self._slots.name[slots].tolist(), victims)
 
-    def _pinned_once(self, owner: bytes, *more: I64) -> int:
-        held = [*more, *(hold.extents for holder, hold in self._holds.items() if holder[0] == owner)]
-        once = self._slots.nbytes_of(np.unique(np.concatenate(held))) if held else 0
-        return once + sum(one.nbytes for one in self._open if one.holder[0] == owner)
-
     # --- holding -----------------------------------------------------------------------------------------------------
 
     def hold(
@@ -269,12 +266,13 @@ class HostTier:
             if len(slots) and (partial or len(slots) == len(names)):
                 extents = distinct(heads)
                 nbytes = self._slots.nbytes_of(extents)
-                self.shares.check(holder[0], nbytes, lambda: self._pinned_once(holder[0], extents))
+                self.shares.check(holder[0], nbytes, lambda: self._overlaps.nbytes(holder[0], extents))
                 self.shares.take(holder[0], nbytes)
                 self._slots.holds[extents] += 1
                 self._idle.use(heads)
                 expires = None if lease_s is None else self._clock() + lease_s
-                self._holds[holder] = Hold(heads, extents, expires, nbytes)
+                hold = self._holds[holder] = Hold(heads, extents, expires, nbytes)
+                self._overlaps.add(holder[0], hold)
                 self._next_expiry = min(self._next_expiry, math.inf if expires is None else expires)
         return hit, places
 
@@ -291,6 +289,7 @@ class HostTier:
         if hold is None:
             return False
         self.shares.give_back(holder[0], hold.nbytes)
+        self._overlaps.remove(holder[0], hold)
         columns = self._slots
         columns.holds[hold.extents] -= 1
         # Behind everything that was used until now, as long as it was held.

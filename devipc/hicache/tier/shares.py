@@ -59,19 +59,20 @@ class Shares:
         others = (self._attached | self._pinned.keys()) - {owner}
         return max(kept, self._nbytes - kept - sum(max(self._pinned[one], kept) for one in others))
 
-    def check(self, owner: bytes, nbytes: int, exact: Callable[[], int]) -> None:
+    def check(self, owner: bytes, nbytes: int, twice: Callable[[], int]) -> None:
         """Raise ResourceExhausted when ``owner`` may not pin ``nbytes`` more; whatever it has pinned twice.
 
         Nothing more is always allowed. It is not retryable when so many would be too many alone.
 
         Parameters
         ----------
-        exact : callable
-            Returns what it would have pinned then, everything once; asked when the sum is too much.
+        twice : callable
+            Returns how much of the sum it would have pinned more than once then; asked when the sum is too much.
         """
         if not (self.kept_percent and nbytes):
             return
-        if self._pinned[owner] + nbytes <= (most := self.most(owner)) or exact() <= most:
+        beyond = self._pinned[owner] + nbytes - (most := self.most(owner))
+        if beyond <= 0 or beyond <= twice():
             return
         raise ResourceExhausted(
             f"{nbytes} bytes more of the host tier would be kept for this client, {most} may be in all:"
