@@ -19,6 +19,7 @@ from devipc.channel.listener import connect
 from devipc.channel.liveness import PeerWatch
 from devipc.channel.peerstate import PeerState, StateListeners
 from devipc.channel.seqpacket import Channel, LostMessage, Message
+from devipc.deadline import no_thread
 from devipc.errors import (
     CapabilityError,
     ClosedError,
@@ -42,8 +43,7 @@ Handler = Callable[[Message], Reply | None]
 """Answers one message; None is an empty answer."""
 
 _REPLY_S, _FAREWELL_S = 5.0, 0.1
-_JOIN_S = 2.0
-_LAST_WORDS_S = 0.05
+_JOIN_S, _LAST_WORDS_S = 2.0, 0.05
 
 
 class Link:
@@ -145,7 +145,7 @@ class Link:
                 try:
                     thread.start()
                 except RuntimeError as error:
-                    raise ResourceExhausted(f"no thread for a link ({error})", code="threads") from error
+                    raise no_thread("talk to a peer", error) from error
                 self._threads.append(thread)
             # Last, so that of a peer that has already left the goodbye is found before the death.
             (life_fd, pidfd), self._life = self._life, [None, None]

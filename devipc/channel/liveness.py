@@ -22,6 +22,7 @@ from devipc.calltrace import report
 from devipc.capabilities import Capability
 from devipc.channel.datagram import close_all, no_descriptors
 from devipc.channel.identity import close_in_child
+from devipc.deadline import no_thread
 from devipc.errors import CapabilityError, HandleError, ResourceExhausted
 from devipc.futex import OWNER_DIED, TID_MASK, WAITERS, futex_wait, futex_wake
 from devipc.memfd import PAGE_NBYTES, SharedMap, create_memfd, validate_memfd
@@ -259,7 +260,7 @@ class PeerWatch:
             raise no_descriptors("eventfd", error) from error
         except RuntimeError as error:
             self._release()
-            raise ResourceExhausted(f"no thread to watch a peer with ({error})", code="threads") from error
+            raise no_thread("watch a peer", error) from error
         except BaseException:
             self._release()
             raise

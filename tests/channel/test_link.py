@@ -244,3 +244,27 @@ def test_an_exit_in_a_handler_is_an_internal_error_and_the_link_goes_on(caplog: 
                 one.call(ASK, timeout_s=5)
             assert caught.value.code == "internal"
     assert "SystemExit" in caplog.text
+
+
+@pytest.mark.parametrize("most", [0, 2], ids=["to read", "to watch the peer"])
+def test_a_link_without_threads_says_what_to_do(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    left, right = channel_pair()
+    accepted: list[Link] = []
+    thread = threading.Thread(target=lambda: accepted.append(Link.accept(right, facts={}, timeout_s=5)))
+    thread.start()
+    one = Link.over(left, facts={}, timeout_s=5)
+    thread.join()
+    start, started = threading.Thread.start, iter(range(most))
+
+    def some(thread: threading.Thread) -> None:
+        if next(started, None) is None:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with one, accepted[0]:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", some)
+            with pytest.raises(ResourceExhausted) as caught:
+                one.start()
+        assert caught.value.code == "threads"
+        assert "ulimit -u" in caught.value.remedy

@@ -7,19 +7,25 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from devipc.errors import CompletionTimeout, ResourceExhausted
 from devipc.hicache.api import UNFENCED, connect
+from devipc.hicache.daemon.watchdog import Watchdog
 from devipc.hicache.engine import EngineConfig
+from devipc.hicache.engineproc.joblane import JobLane
+from devipc.hicache.engineproc.watch import Watcher
 from devipc.hicache.local import LocalEngine
 from devipc.hicache.moving import arena
 from devipc.hicache.moving.arena import HostArena
 from devipc.hicache.operations import Status
+from devipc.hicache.planning.planner import Direction
 from devipc.hicache.requests import StatusRequest
+from devipc.hicache.wire.pulse import Pulse
 from devipc.interfaces.backend import Device
 from devipc.registry import load_backend
 from tests.hicache.faulty import FaultyDevice
@@ -184,6 +190,31 @@ def test_an_engine_without_threads_keeps_nothing(device: Device) -> None:
     assert caught.value.code == "threads"
     assert made == []
     assert faulty.transfer.pinned == 0
+
+
+def a_watchdog() -> None:
+    nothing: Any = None
+    Watchdog(nothing, nothing, list, lambda _life: [], stall_s=1.0, stuck_s=1.0, reap_s=1.0).start()
+
+
+def a_watcher() -> None:
+    nothing: Any = None
+    Watcher(nothing, nothing, nothing, report=lambda _report: None, lose=lambda _error: None).start()
+
+
+def a_lane() -> None:
+    nothing: Any = None
+    copies: Any = SimpleNamespace(fan=SimpleNamespace())
+    told: dict[str, Any] = {"report": lambda _report: None, "lose": lambda _error: None, "announce": lambda: None}
+    JobLane(Direction.BACKUP, copies, nothing, nothing, nothing, **told).start()
+
+
+@pytest.mark.parametrize("begin", [Pulse, a_watchdog, a_watcher, a_lane])
+def test_what_cannot_begin_for_want_of_a_thread_says_what_to_do(begin: Callable[[], object]) -> None:
+    with no_thread_to_be_had(), pytest.raises(ResourceExhausted, match="no thread to be had to") as caught:
+        begin()
+    assert caught.value.code == "threads"
+    assert "ulimit -u" in caught.value.remedy
 
 
 def test_the_first_touch_needs_no_thread_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,7 @@ def test_a_client_that_is_turned_away_late_gives_back_what_it_was_lent(
         assert eventually(lambda: bool(exporter.shares._tokens) if when == "lent" else opened.is_set())
         close_fds(fd for fd in fds if fd is not None)
         refused.set()
-        raise ResourceExhausted("no thread to watch a peer with", code="threads")
+        raise ResourceExhausted("no thread to be had to watch a peer", code="threads")
 
     monkeypatch.setattr("devipc.channel.link.PeerWatch", none_left)
     exporter.share("block", exporter.allocate(4096))

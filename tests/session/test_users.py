@@ -74,7 +74,7 @@ def test_a_link_that_cannot_start_leaves_nothing_on_either_side(monkeypatch: pyt
 
         def start(link: Link) -> None:
             if not refused or threading.current_thread().name in refused:
-                raise ResourceExhausted("no thread for a link", code="threads")
+                raise ResourceExhausted("no thread to be had to talk to a peer", code="threads")
             real(link)
 
         monkeypatch.setattr(Link, "start", start)

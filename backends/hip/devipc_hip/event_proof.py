@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from devipc.spi import Capability, CapabilityError
+from devipc.spi import Capability, CapabilityError, ResourceExhausted
 from devipc_hip import driver
 
 __all__ = ["OLDEST_WITH_EVENTS", "EventProof"]
@@ -81,6 +81,8 @@ class EventProof:
         ------
         CapabilityError
             When they cannot be trusted here.
+        ResourceExhausted
+            When no thread is to be had; the next call tries again.
         """
         with self._lock:
             if not (self._proven or self._refusal):
@@ -173,7 +175,15 @@ def _line(child: subprocess.Popen[str], deadline: float) -> str:
     assert child.stdout is not None
     read = child.stdout.readline
     reader = threading.Thread(target=lambda: found.append(read()), name="devipc-hip-proof", daemon=True)
-    reader.start()
+    try:
+        reader.start()
+    except RuntimeError as error:
+        raise ResourceExhausted(
+            f"no thread to be had to try events with ({error})",
+            code="threads",
+            remedy="raise `ulimit -u` or the container's pids limit, or free memory",
+            backend="hip",
+        ) from error
     reader.join(max(0.0, deadline - time.monotonic()))
     if reader.is_alive():
         child.kill()

@@ -7,6 +7,7 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 
 from backends.testing.helpers import staging
 from backends.testing.partners import Background, candidate, decision, followed, reached
-from devipc.spi import CapabilityError, HandleError, Mechanism, UsageError, Verdict
+from devipc.spi import CapabilityError, HandleError, Mechanism, ResourceExhausted, UsageError, Verdict
 
 from .peers import Channel, Peer, peer, simulated
 
@@ -306,6 +307,18 @@ def test_a_child_that_says_no_more_and_stays_is_not_waited_for() -> None:
         assert time.monotonic() - started < 12.0
     finally:
         proof._end(child)
+
+
+@simulated()
+def test_events_that_no_thread_can_be_had_to_try_are_tried_later(device: Any, sim: Any) -> None:
+    before = threading.stack_size(2**46)
+    try:
+        with pytest.raises(ResourceExhausted, match="no thread") as caught:
+            device.sync.events.create()
+    finally:
+        threading.stack_size(before)
+    assert caught.value.code == "threads"
+    device.sync.events.destroy(device.sync.events.create())
 
 
 @pytest.mark.long

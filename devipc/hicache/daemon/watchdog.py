@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+from devipc.deadline import no_thread
 from devipc.hicache.daemon.client import AttachedClient
 from devipc.hicache.daemon.keeper import Keeper, Life
 from devipc.hicache.tier.hosttier import HostTier
@@ -67,8 +68,17 @@ class Watchdog:
         return list(self._stalled.values())
 
     def start(self) -> None:
-        """Begin to look."""
-        self._thread.start()
+        """Begin to look.
+
+        Raises
+        ------
+        ResourceExhausted
+            When no thread is to be had.
+        """
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise no_thread("look after the engine and its clients", error) from error
 
     def close(self) -> None:
         """Stop looking. Blocks for a moment."""

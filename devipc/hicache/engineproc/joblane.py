@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from devipc.channel.hello import encode_error
+from devipc.deadline import no_thread
 from devipc.errors import CompletionTimeout, DevIPCError
 from devipc.hicache.engine.localcopies import LocalCopies, LocalJob
 from devipc.hicache.engineproc.clients import Clients, EngineClient, MappedPool
@@ -114,8 +115,17 @@ class JobLane:
         self._thread = threading.Thread(target=self._run, name=f"devipc-engine-{direction.value}", daemon=True)
 
     def start(self) -> None:
-        """Begin to take orders."""
-        self._thread.start()
+        """Begin to take orders.
+
+        Raises
+        ------
+        ResourceExhausted
+            When no thread is to be had.
+        """
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise no_thread("copy pages", error) from error
 
     @property
     def flying(self) -> int:

@@ -86,8 +86,17 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name="devipc-engine-watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to take orders."""
-        self._thread.start()
+        """Begin to take orders.
+
+        Raises
+        ------
+        ResourceExhausted
+            When no thread is to be had.
+        """
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise no_thread("watch ready points", error) from error
 
     @property
     def watched(self) -> int:

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
 
+from devipc.deadline import no_thread
 from devipc.hicache.moving.fan import FORMS
 from devipc.hicache.wire.ring import check_machine
 from devipc.memfd import PAGE_NBYTES, SharedMap, create_memfd, validate_memfd
@@ -37,7 +38,13 @@ _COUNTS = _FIRST + 8
 
 
 class Pulse:
-    """The engine's end. Any thread; each watched thread writes its own word."""
+    """The engine's end. Any thread; each watched thread writes its own word.
+
+    Raises
+    ------
+    ResourceExhausted
+        When no thread is to be had to count with; nothing stays behind.
+    """
 
     def __init__(self) -> None:
         check_machine()
@@ -48,7 +55,11 @@ class Pulse:
         self._beside: dict[_Beside, int] = {}  # in the order in which they came
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="devipc-pulse", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._unmap()
+            raise no_thread("show that an engine process lives", error) from error
 
     def fileno(self) -> int:
         """Return the descriptor for the reader; it stays this object's."""
@@ -96,6 +107,9 @@ class Pulse:
         """Stop beating, and unmap. Only when no watched thread runs any more."""
         self._stopping.set()
         self._thread.join()
+        self._unmap()
+
+    def _unmap(self) -> None:
         with self._lock:
             self._words.release()
             self._map.close()
