@@ -28,6 +28,7 @@ from devipc.channel.datagram import (
 from devipc.channel.identity import close_in_child
 from devipc.channel.message import ABANDON_FRAME, Assembler, LostMessage, Message, split
 from devipc.errors import ClosedError, ForkError, PeerGone, PeerRefused, UsageError
+from devipc.turns import take_turn
 from devipc.wire import MAX_MESSAGE_FDS, MAX_MESSAGE_NBYTES
 
 __all__ = ["Channel", "LostMessage", "Message", "channel_pair"]
@@ -138,17 +139,19 @@ class Channel:
                 remedy="put large arrays into an arena, and split what carries more descriptors",
             )
         deadline = Deadline(timeout_s)
+        mine: list[bool] = []
         with self._in_use():
-            if not self._sending.acquire(timeout=deadline.left_s()):
-                raise deadline.expired("another thread's message was not sent")
             try:
+                if not take_turn(self._sending, mine, deadline.left_s()):
+                    raise deadline.expired("another thread's message was not sent")
                 self._send_frames(kind, view, request, fds, deadline)
             except PeerGone:
                 if self.closed:
                     raise ClosedError("the channel was closed while sending") from None
                 raise
             finally:
-                self._sending.release()
+                if mine and mine[0]:
+                    self._sending.release()
 
     def _send_frames(self, kind: int, body: memoryview, request: int, fds: Sequence[int], deadline: Deadline) -> None:
         if self._broke_off:
@@ -178,9 +181,10 @@ class Channel:
         """
         self._check_process()
         deadline = Deadline(timeout_s)
-        if not self._receiving.acquire(blocking=False):
-            raise UsageError("another thread is receiving on this channel")
+        mine: list[bool] = []
         try:
+            if not take_turn(self._receiving, mine):
+                raise UsageError("another thread is receiving on this channel")
             with self._in_use():
                 while True:
                     self._wait(deadline)
@@ -193,7 +197,8 @@ class Channel:
                 raise ClosedError("the channel was closed while receiving") from None
             raise
         finally:
-            self._receiving.release()
+            if mine and mine[0]:
+                self._receiving.release()
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -203,16 +208,20 @@ class Channel:
     def _in_use(self) -> Iterator[None]:
         """Keep the socket open: a number closed under a waiting thread could come back as somebody else's file."""
         self._check_process()
-        with self._lock:
-            if self._closed:
-                raise ClosedError("the channel is closed")
-            self._users += 1
+        counted = False
         try:
+            with self._lock:
+                if self._closed:
+                    raise ClosedError("the channel is closed")
+                self._users += 1
+                counted = True  # no call, hence no interrupt, comes between the two
             yield
         finally:
-            with self._lock:
-                self._users -= 1
-                last = self.closed and not self._users
+            last = False
+            if counted:
+                with self._lock:
+                    self._users -= 1
+                    last = self.closed and not self._users
             if last:
                 self._release()
 

@@ -22,6 +22,7 @@ from devipc.completion.ticker import ticker
 from devipc.errors import ClosedError, CompletionTimeout, FencePoisoned, ForkError, ResourceExhausted, UsageError
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import Stream
+from devipc.turns import take_turn
 from devipc.types import MAX_FENCE_VALUE, PoisonReason, Strategy
 
 if TYPE_CHECKING:
@@ -297,9 +298,13 @@ class Fence(ABC):
 
     def _quiet(self) -> bool:
         """Return True when no call is about to enqueue anything, and all that was enqueued is over."""
-        if not self._order.acquire(blocking=False):
-            return False
-        self._order.release()
+        mine: list[bool] = []
+        try:
+            if not take_turn(self._order, mine):
+                return False
+        finally:
+            if mine and mine[0]:
+                self._order.release()
         return self._base.drained()
 
     def _leave(self, deadline: float) -> None:  # noqa: B027 - a consumer has nothing to tell here

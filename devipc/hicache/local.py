@@ -35,6 +35,7 @@ from devipc.hicache.tier.index import IndexReader, IndexWriter
 from devipc.hicache.wire.waiting import Waiters, park
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import DeviceTransfer, Marker, Stream
+from devipc.turns import take_turn
 from devipc.types import PoisonReason
 
 __all__ = ["LocalEngine", "LocalFence", "LocalLink"]
@@ -178,17 +179,19 @@ class LocalEngine:
         if os.getpid() != self._pid:
             return  # after a fork: threads, streams and registrations are the parent's
         deadline = deadline_after(timeout_s)
-        if not self._closing.acquire(timeout=remaining(deadline)):
-            raise CompletionTimeout(
-                f"another thread has not closed the cache engine after {timeout_s:g} s", remedy="close it again"
-            )
+        mine: list[bool] = []
         try:
+            if not take_turn(self._closing, mine, remaining(deadline)):
+                raise CompletionTimeout(
+                    f"another thread has not closed the cache engine after {timeout_s:g} s", remedy="close it again"
+                )
             self.engine.close(remaining(deadline))
             self.markers.close()
             self.index.close()
             self._arena.close()
         finally:
-            self._closing.release()
+            if mine and mine[0]:
+                self._closing.release()
 
     def __enter__(self) -> LocalEngine:
         return self

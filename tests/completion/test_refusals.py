@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from devipc import turns
 from devipc.completion import create_fence, event, half, host_flag, polling, producer, scratch, stream_memop
+from devipc.completion import fence as fence_module
 from devipc.errors import (
     CapabilityError,
     DevIPCError,
@@ -120,6 +122,17 @@ def test_a_signal_that_was_interrupted_anywhere_is_never_taken_for_a_later_one(l
             assert not early, f"told too early after an interrupt at place {point}"
     assert point > 10
     device.close()
+
+
+def test_a_close_that_was_interrupted_while_it_looks_holds_no_other(device: Device) -> None:
+    """Whoever finishes it asks for the turn again, and would never find it free."""
+    with create_fence(device, Strategy.POLLING) as fence:
+        point, hit = 0, True
+        while hit:
+            point += 1
+            hit = interrupt_at(point, fence._quiet, (str(fence_module.__file__), str(turns.__file__)))
+            assert not fence._order.locked(), f"the turn is kept after an interrupt at place {point}"
+        assert point > 3
 
 
 def test_a_wait_that_was_interrupted_anywhere_holds_no_close(device: Device) -> None:

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from devipc import turns
 from devipc.errors import CompletionTimeout, ResourceExhausted
+from devipc.hicache import local as local_module
 from devipc.hicache.api import UNFENCED, connect
 from devipc.hicache.daemon.watchdog import Watchdog
 from devipc.hicache.engine import EngineConfig
@@ -31,6 +33,7 @@ from devipc.registry import load_backend
 from tests.hicache.faulty import FaultyDevice
 from tests.hicache.scenario import done
 from tests.hicache.world import TIMEOUT_S, run_threads, until, world
+from tests.host.test_interrupts import interrupt_at
 
 SMALL = EngineConfig(tier_nbytes=2**20, slab_nbytes=2**18, chunk_nbytes=2**14)
 
@@ -98,6 +101,16 @@ def test_closing_an_engine_that_another_thread_closes_is_over_in_time(device: De
         local.close(0.01)
     thread.join(TIMEOUT_S)
     close()
+
+
+def test_a_close_that_is_interrupted_holds_no_other_thread(device: Device) -> None:
+    local = LocalEngine(device, SMALL)
+    point, hit = 0, True
+    while hit:
+        point += 1
+        hit = interrupt_at(point, lambda: local.close(TIMEOUT_S), (str(local_module.__file__), str(turns.__file__)))
+        run_threads(lambda: local.close(TIMEOUT_S))  # again does nothing, where it is given back
+    assert point > 5
 
 
 def test_a_callback_needs_a_thread_before_the_operation_ends(device: Device) -> None:

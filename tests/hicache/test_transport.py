@@ -11,11 +11,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from devipc import turns
+from devipc.channel.datagram import Deadline
 from devipc.errors import CompletionTimeout, HandleError, PeerGone, ResourceExhausted, WireError
+from devipc.hicache.wire import datagrams
 from devipc.hicache.wire.datagrams import MessageTransport
 from devipc.hicache.wire.protocol import MAX_FRAME_NBYTES
 from devipc.hicache.wire.transport import Offer, Transport, Way, take_offer
 from devipc.wire import MAX_BODY_NBYTES
+from tests.host.test_interrupts import interrupt_at
 
 SIZES = (0, 1, 100, MAX_BODY_NBYTES - 1, MAX_BODY_NBYTES, MAX_BODY_NBYTES + 1, 3 * MAX_BODY_NBYTES, MAX_FRAME_NBYTES)
 
@@ -213,3 +217,16 @@ def test_descriptors_that_are_no_offer(way: Way) -> None:
     with Offer(way) as offer, pytest.raises(HandleError):
         offer.complete([os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)])
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_take_that_is_interrupted_while_it_sends_what_is_kept_holds_no_other() -> None:
+    client, server = ends(Way.MESSAGES)
+    assert isinstance(client, MessageTransport)
+    files = (str(datagrams.__file__), str(turns.__file__))
+    for point in range(1, 9):  # to where it was released
+        client._rest.append(memoryview(b"kept"))
+        assert interrupt_at(point, lambda: client._awaits(Deadline(0.0)), files)
+        assert not client._sending.locked(), f"the turn is kept after an interrupt at place {point}"
+        client._rest.clear()
+    client.close()
+    server.close()

@@ -33,6 +33,7 @@ from devipc.hicache.wire.waiting import Waiters, wake
 from devipc.interfaces.transfer import Stream
 from devipc.session import Importer
 from devipc.session.events import PeerEvent
+from devipc.turns import take_turn
 from devipc.types import PoisonReason
 
 __all__ = ["Attachment"]
@@ -272,8 +273,11 @@ class Attachment(Numbers):
             self._tell_rest()
 
     def _tell_rest(self) -> None:
-        while self._untold and self._over is None and self._telling.acquire(blocking=False):  # whoever has it looks
+        while self._untold and self._over is None:
+            mine: list[bool] = []
             try:
+                if not take_turn(self._telling, mine):  # whoever has it looks
+                    return
                 self._transport.push(self._untold[0], timeout_s=_TURN_S)
                 self._untold.popleft()
             except CompletionTimeout:
@@ -281,7 +285,8 @@ class Attachment(Numbers):
             except DevIPCError:  # no room, or over
                 return
             finally:
-                self._telling.release()
+                if mine and mine[0]:
+                    self._telling.release()
 
     def ended(self, op: int) -> None:
         """Note that an operation has its status on this side; those of other attachments are passed over."""

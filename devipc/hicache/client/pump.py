@@ -17,7 +17,8 @@ from collections.abc import Callable
 from devipc.deadline import bounded, no_thread
 from devipc.errors import CompletionTimeout, DevIPCError, PeerGone
 from devipc.hicache.wire.transport import Transport
-from devipc.hicache.wire.waiting import Waiters, baton, park, take_turn, wake
+from devipc.hicache.wire.waiting import Waiters, baton, park, wake
+from devipc.turns import take_turn
 
 __all__ = ["Pump"]
 
@@ -163,18 +164,19 @@ class Pump:
     def _background(self) -> None:
         while not self._ended:
             self._rest()
-            if not self._turn.acquire(False):
-                continue
+            mine: list[bool] = []
             try:
-                while self._is_open() and not self._gives_way():
+                taken = take_turn(self._turn, mine)
+                while taken and self._is_open() and not self._gives_way():
                     # Whoever computes meanwhile has more use for the interpreter than this thread for 50 us.
                     self._drive(self._gives_way, time.monotonic() + _TURN_S, spin=False)
             except BaseException:
                 _log.exception("a defect of the cache client, which ends its connection")
                 self._finish(DevIPCError("a defect while answers were taken", code="defect", remedy="report it"))
             finally:
-                self._turn.release()
-                self._hand_on()
+                if mine and mine[0]:
+                    self._turn.release()
+                    self._hand_on()
 
     def _gives_way(self) -> bool:
         return self._ended or bool(self._queue)

@@ -27,7 +27,7 @@ from devipc.errors import (
     WireError,
 )
 from devipc.hicache.wire.protocol import MAX_FRAME_NBYTES
-from devipc.hicache.wire.waiting import take_turn
+from devipc.turns import take_turn
 from devipc.wire import MAX_BODY_NBYTES
 
 __all__ = ["MessageTransport"]
@@ -128,11 +128,13 @@ class MessageTransport:
         """Wait for a datagram, or meanwhile for room for what is kept; False when the time is up."""
         if not self._rest:
             return bool(self._poller.poll(deadline.poll_ms()))
-        if self._sending.acquire(blocking=False):  # or somebody is at it
-            try:
+        mine: list[bool] = []
+        try:
+            if take_turn(self._sending, mine):  # or somebody is at it
                 with contextlib.suppress(DevIPCError):  # no room yet; whoever receives learns of an end
                     self._send_rest(Deadline(0.0))
-            finally:
+        finally:
+            if mine and mine[0]:
                 self._sending.release()
         both = select.poll()
         both.register(self._sock.fileno(), select.POLLIN | (select.POLLOUT if self._rest else 0))

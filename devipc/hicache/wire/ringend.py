@@ -21,8 +21,8 @@ from devipc.channel.datagram import no_descriptors
 from devipc.channel.identity import close_in_child
 from devipc.deadline import remaining
 from devipc.errors import ClosedError, CompletionTimeout, DevIPCError, ForkError, HandleError, ProtocolError
-from devipc.hicache.wire.waiting import take_turn
 from devipc.memfd import SharedMap
+from devipc.turns import take_turn
 
 __all__ = ["RECHECK_S", "RingEnd", "adopt_bell", "make_bells"]
 

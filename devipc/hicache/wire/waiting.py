@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 
 from devipc.deadline import bounded
 
-__all__ = ["Wait", "Waiters", "baton", "park", "take_turn", "wake"]
+__all__ = ["Wait", "Waiters", "baton", "park", "wake"]
 
 Waiters = list[threading.Lock]
 """Threads that wait for one thing: each sleeps on a lock of its own, which is released to wake it."""
@@ -25,29 +25,6 @@ def baton() -> threading.Lock:
     made = threading.Lock()
     made.acquire()
     return made
-
-
-def take_turn(turn: threading.Lock, mine: list[bool], timeout_s: float = 0.0) -> bool:
-    """Take a lock and note it in ``mine``, so that an interrupt finds either both or neither; True when it was taken.
-
-    Interrupts come between two calls, never inside one: what takes the lock must be the call that notes it. The caller
-    releases it in a ``finally`` that this call is under, if ``mine`` says so::
-
-        mine: list[bool] = []
-        try:
-            if take_turn(turn, mine):
-                ...
-        finally:
-            if mine and mine[0]:
-                turn.release()
-
-    Blocks for ``timeout_s`` at most; 0 does not.
-    """
-    if timeout_s > 0:
-        mine[:] = map(turn.acquire, (True,), (bounded(timeout_s),))
-    else:
-        mine[:] = map(turn.acquire, (False,))
-    return mine[0]
 
 
 def park(done: Callable[[], bool], waiters: Waiters, deadline: float) -> bool:
