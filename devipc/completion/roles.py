@@ -220,7 +220,12 @@ class ConsumerRole(_Side):
         self._shared: _Memory | None = None
         self._scratch: Scratch | None = None
         self._device = device
-        self._marker = self._transfer.create_marker()
+        try:
+            self._marker = self._transfer.create_marker()
+        except BaseException:  # nothing is queued: the stream can go, and to ask whether it is done takes a marker
+            give_back(self._transfer.destroy_stream, self._stream)
+            data.close()
+            raise
         self._largest = 0
         try:
             if handle.strategy is Strategy.STREAM_MEMOP:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from devipc.completion import TrialResponder
 from devipc.completion.handle import encode_fence_handle
 from devipc.completion.roles import DATA_NBYTES, ConsumerRole, Op, ProducerRole
 from devipc.completion.trial import RemoteRole, TrialFailed
-from devipc.errors import HandleError, WireError
+from devipc.errors import DriverError, HandleError, WireError
 from devipc.interfaces.backend import Device
 from devipc.interfaces.transfer import Stream
 from devipc.memfd import create_memfd
@@ -78,6 +79,42 @@ def test_a_data_file_that_is_none_costs_no_stream(device: Device, monkeypatch: p
                 ConsumerRole(device, handle, reading)
     assert made == []
     close_fds((*handle.fds, reading, writing, data_fd))
+    producer.close()
+
+
+@pytest.mark.parametrize("error", [DriverError("no marker is left"), KeyboardInterrupt()])
+def test_a_consumer_without_a_marker_keeps_no_stream(
+    device: Device, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    transfer = device.transfer
+    assert transfer is not None
+    data_fd = create_memfd("test-data", DATA_NBYTES)
+    producer = ProducerRole(device, Strategy.HOST_FLAG, data_fd=data_fd)
+    handle = producer.export()
+    streams: list[Stream] = []
+    create, destroy = transfer.create_stream, transfer.destroy_stream
+
+    def created(_: object, **options: Any) -> Stream:
+        streams.append(create(**options))
+        return streams[-1]
+
+    def destroyed(_: object, stream: Stream) -> None:
+        destroy(stream)
+        streams.remove(stream)
+
+    def refuse(_: object) -> None:
+        raise error
+
+    mapped = Path("/proc/self/maps").read_text().count("test-data")
+    with monkeypatch.context() as patch:
+        patch.setattr(type(transfer), "create_stream", created)
+        patch.setattr(type(transfer), "destroy_stream", destroyed)
+        patch.setattr(type(transfer), "create_marker", refuse)
+        with pytest.raises(type(error)):
+            ConsumerRole(device, handle, data_fd)
+    assert streams == []
+    assert Path("/proc/self/maps").read_text().count("test-data") == mapped
+    close_fds((*handle.fds, data_fd))
     producer.close()
 
 
