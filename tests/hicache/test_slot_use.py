@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 from devipc.errors import CompletionTimeout, FencePoisoned, ProtocolError, ResourceExhausted
+from devipc.hicache.client import slotuse
 from devipc.hicache.client.slotuse import SlotFence, SlotTable, SlotWord
 from devipc.hicache.operations import Kind
+from devipc.hicache.wire import slots as wire_slots
 from devipc.hicache.wire.slots import Slots
 from devipc.types import PoisonReason
+from tests.host.test_interrupts import interrupt_at
 
 
 class Timeline:
@@ -141,11 +145,43 @@ def test_words_that_no_engine_writes(it: Setting) -> None:
 
 def test_a_slot_of_which_nobody_was_told_is_free(it: Setting) -> None:
     fences = [it.begin() for _ in range(2)]
-    for fence, slot in fences:
-        it.table.unused(slot)
+    for fence, _ in fences:
+        it.table.unused(fence)
         with pytest.raises(FencePoisoned):
             fence.query(1)
     assert [it.begin()[1] for _ in range(2)] == [slot for _, slot in fences]
+
+
+def test_a_slot_that_an_interrupt_found_anywhere_is_in_use_or_free(it: Setting) -> None:
+    """Whether it was given, taken back, left or recycled: none is lost, and none is given twice."""
+    files = (str(slotuse.__file__), str(wire_slots.__file__))
+    point = places = 0
+    for call in ("begin", "unused", "leave", "recycle"):
+        point, hit = 0, True
+        while hit:
+            point += 1
+            places += 1
+            fence = SlotFence(SlotWord(it.lock))
+            it.ops += 1
+            if call == "begin":
+                hit = interrupt_at(point, partial(it.table.begin, it.ops, Kind.RESTORE, fence), files)
+                it.table.unused(fence)
+            elif call == "unused":
+                it.table.begin(it.ops, Kind.RESTORE, fence)
+                hit = interrupt_at(point, partial(it.table.unused, fence), files)
+                it.table.unused(fence)
+            else:
+                slot = it.table.begin(it.ops, Kind.RESTORE, fence)
+                if call == "recycle":
+                    it.table.leave(slot)
+                it.slots.settle(slot)
+                work = it.table._recycle if call == "recycle" else partial(it.table.leave, slot)
+                hit = interrupt_at(point, work, files)
+                it.table.leave(slot)
+                it.table._recycle()
+            assert sorted(it.table._free) == [0, 1], f"after an interrupt at place {point} of {call}"
+            assert not it.table._used
+    assert places > 40
 
 
 class Overtaken(SlotFence):

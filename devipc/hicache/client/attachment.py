@@ -257,7 +257,8 @@ class Attachment(Numbers):
                 raise
             if slot != _NO_SLOT:
                 self._forwarder.forget(self._slots, slot)
-                self._table.unused(slot)
+            if isinstance(request, _TRANSFERS) and isinstance(request.fence, SlotFence):
+                self._table.unused(request.fence)  # an interrupt may have kept the number from here
             raise
         self.pump.submitted()
         if self._untold:

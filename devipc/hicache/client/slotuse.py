@@ -187,6 +187,8 @@ class SlotTable:
     def begin(self, op: int, kind: Kind, fence: SlotFence) -> int:
         """Give operation ``op`` a slot, and let its fence and its word use it.
 
+        Whoever is interrupted here calls :meth:`unused`: nobody else knows whether there is one.
+
         Raises
         ------
         ResourceExhausted
@@ -205,41 +207,47 @@ class SlotTable:
                     code="busy",
                     remedy="wait for one of them",
                 )
-            slot = self._free.popleft()
+            slot = self._free[0]
+            del self._free[0]  # no call, hence no interrupt, comes between these, here and below
+            self._used[slot] = fence
             self._slots.begin(slot, op)
             fence.bind(self._slots, slot, self._timelines[kind])
             fence.word.bind(self._slots, slot)
-            self._used[slot] = fence
             return slot
 
     def leave(self, slot: int) -> None:
         """Note that the client's operation has its status."""
         with self._lock:
-            if slot in self._used and not self._reuse(slot):
-                self._left.append(slot)
+            if slot in self._used:
+                if self._slots.ended(slot):
+                    self._freeze(self._used[slot], slot, PoisonReason.PROTOCOL)
+                    del self._used[slot]
+                    self._free += (slot,)
+                else:
+                    self._left.append(slot)
 
-    def unused(self, slot: int) -> None:
-        """Take back a slot of which nobody was told."""
+    def unused(self, fence: SlotFence) -> None:
+        """Take back the slot of a fence, of which nobody was told; nothing where it has none."""
         with self._lock:
-            fence = self._used.pop(slot, None)
-            if fence is not None:
+            for slot in [slot for slot, one in self._used.items() if one is fence]:
                 fence.word.bind(None)
                 fence.poison(PoisonReason.CANCELLED)
-                self._free.append(slot)
+                del self._used[slot]
+                self._free += (slot,)
 
     def _recycle(self) -> None:
+        """Free those slots of which the client has a status, and that the supervisor has ended."""
         for _ in range(len(self._left)):
-            slot = self._left.popleft()
-            if slot in self._used and not self._reuse(slot):
-                self._left.append(slot)
-
-    def _reuse(self, slot: int) -> bool:
-        """Free a slot of which the client has a status; False while the supervisor has not ended it."""
-        if not self._slots.ended(slot):
-            return False
-        self._freeze(self._used.pop(slot), slot, PoisonReason.PROTOCOL)
-        self._free.append(slot)
-        return True
+            slot = self._left[0]
+            fence = self._used.get(slot)
+            if fence is None:
+                del self._left[0]
+            elif self._slots.ended(slot):
+                self._freeze(fence, slot, PoisonReason.PROTOCOL)
+                del self._left[0], self._used[slot]
+                self._free += (slot,)
+            else:
+                self._left.rotate(-1)
 
     def _freeze(self, fence: SlotFence, slot: int, otherwise: PoisonReason) -> None:
         """Let a fence say for ever what its slot says now."""
