@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from devipc import completion
@@ -39,6 +40,7 @@ from devipc.session.messages import (
 from devipc.session.opened import OpenedFences
 from devipc.session.remote import RemoteMemory
 from devipc.session.shares import Share, check_name
+from devipc.session.telling import tell_surely
 from devipc.types import PoisonReason, Strategy
 from devipc.undoing import try_each, undo
 from devipc.wire import Reader
@@ -180,9 +182,8 @@ class Peer:
                 raise PeerGone(f"peer {self.pid} is {self.state.value}", remedy="connect again")
             self._tell(Kind.FENCE_TAKEN, encode_token(token))
         except BaseException:  # what nobody looks at would hold up the producer's ring
-            if fence is not None:
-                undo(fence.close, 0.0)
-            self._tell(Kind.FENCE_RETURN, encode_token(token))
+            back = partial(self._tell, Kind.FENCE_RETURN, encode_token(token))
+            try_each((lambda: undo(fence.close, 0.0) if fence else None, lambda: undo(tell_surely, back)))
             raise
         return fence
 

@@ -6,20 +6,24 @@ import contextlib
 import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
 from devipc import deadline, mappings, opening
 from devipc.capabilities import Capability
+from devipc.channel.link import Link
 from devipc.errors import BoundsError, CapabilityError, CompletionTimeout, DevIPCError, DriverError
 from devipc.lease import LeaseTable
 from devipc.mappings import LocalExports
 from devipc.opening import close_extents, open_extents
 from devipc.session import Exporter, Importer, RemoteMemory, remote, shares
 from devipc.session.borrowing import Borrowed
-from devipc.types import Chunk, ExportedExtent, HandleKind, OpenedExtent
+from devipc.session.messages import Kind
+from devipc.types import Chunk, ExportedExtent, HandleKind, OpenedExtent, Strategy
 from devipc.undoing import undo, what_is_left
 from tests.host.test_interrupts import interrupt_at
+from tests.session.processes import eventually
 
 TIMEOUT_S = 10.0
 BEGUN_S = 0.5  # within this a thread has begun, also where both processors are busy
@@ -269,3 +273,27 @@ def test_a_share_that_was_interrupted_leaves_nothing(at: tuple[object, str], mon
         exporter.share("block", block)
         importer.open("block").close()
         exporter.unshare("block", timeout_s=TIMEOUT_S)
+
+
+@pytest.mark.parametrize("error", [CompletionTimeout("it does not read"), KeyboardInterrupt()])
+def test_a_fence_that_is_not_opened_is_given_back_until_the_peer_hears_it(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """The producer would wait for its consumer for ever."""
+    with Exporter(strategy="polling") as exporter, Importer(exporter.path, strategy="polling") as importer:
+        exporter.create_fence("done", strategy=Strategy.POLLING)
+        notify, failures = Link.notify, [error]
+
+        def fail(link: Link, kind: int, *arguments: Any, **options: Any) -> None:
+            if kind == Kind.FENCE_TAKEN:
+                raise KeyboardInterrupt
+            if kind == Kind.FENCE_RETURN and failures:
+                raise failures.pop()
+            notify(link, kind, *arguments, **options)
+
+        monkeypatch.setattr(Link, "notify", fail)
+        with pytest.raises(KeyboardInterrupt):
+            importer.peer.open_fence("done")
+        (lent,) = (peer._lent_fences for peer in exporter.peers)
+        assert eventually(lambda: not lent._lent)
+        monkeypatch.undo()
