@@ -11,12 +11,14 @@ import pytest
 from devipc.errors import UsageError
 from devipc.hicache.api import UNFENCED
 from devipc.hicache.engine import EngineConfig
-from devipc.hicache.operations import Status
+from devipc.hicache.engine import session as session_module
+from devipc.hicache.operations import Kind, Status
 from devipc.hicache.planning.planner import layer_groups
 from devipc.interfaces.backend import Device
 from devipc.registry import load_backend
 from tests.hicache.scenario import done
 from tests.hicache.world import TIMEOUT_S, world
+from tests.host.test_interrupts import interrupt_at
 
 
 @pytest.fixture
@@ -73,3 +75,24 @@ def test_the_smallest_that_is_served(device: Device) -> None:
             assert restore.wait(TIMEOUT_S).status is Status.COMPLETED
         memory.check(range(20, 29), keys)
         assert it.tier.status()["evicted"]
+
+
+def test_a_submission_that_is_interrupted_anywhere_counts_as_long_as_it_is_open(device: Device) -> None:
+    """A count without an operation would be one transfer less for its client, and a pool that never goes."""
+    with world(device) as it:
+        memory, client = it.attention_pool(), it.client()
+        handle = it.register(client, memory)
+        (session,) = it.engine._sessions
+        point, hit = 0, True
+        while hit:
+            point += 1
+            hit = interrupt_at(
+                point,
+                lambda: client.backup(handle, [1], it.keys(handle, 1, seed=point), ready=UNFENCED),  # noqa: B023
+                (str(session_module.__file__),),
+            )
+            with session._lock:
+                transfers = [op for op in session.open_ops() if op.kind is Kind.BACKUP]
+                assert session._transfers == len(transfers), f"after an interrupt at place {point}"
+                assert sum(pool.users for pool in session._pools.values()) == len(transfers)
+        assert point > 10

@@ -141,7 +141,7 @@ class Session:
     def _submit_transfer(self, request: Backup | Restore) -> Lane | None:
         """Admit it, with the lock: until its lane has it, nobody else may take a step of it. Return that lane."""
         try:
-            pool = self._enter(request)
+            pool = self._check(request)
         except DevIPCError as error:
             # Refused before there is anything to keep: one step, of the right table.
             request.fence.poison(PoisonReason.CANCELLED)
@@ -156,6 +156,8 @@ class Session:
         else:
             lane = self._engine.restores
             operation = RestoreOp(request, *common, pool=pool, tier=self._tier, lane=lane)
+        self._transfers += 1  # no call, hence no interrupt, comes between these: who counts it gives it back
+        pool.users += 1
         self._ops[request.op] = operation
         try:
             operation.admit()
@@ -165,8 +167,8 @@ class Session:
         lane.add(operation)
         return lane
 
-    def _enter(self, request: Backup | Restore) -> Pool:
-        """Check everything that needs no host tier, and count the operation."""
+    def _check(self, request: Backup | Restore) -> Pool:
+        """Check everything that needs no host tier; return the pool."""
         self._refuse_when_over(request)
         pool = self._pool(request)
         pool.check_pages(request.pages, distinct=isinstance(request, Restore))
@@ -179,8 +181,6 @@ class Session:
                 code="busy",
                 remedy="wait for one of them; or let the engine take more (max_ops)",
             )
-        self._transfers += 1
-        pool.users += 1
         return pool
 
     def _refuse_when_over(self, request: Request) -> None:
