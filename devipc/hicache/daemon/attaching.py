@@ -17,6 +17,7 @@ from devipc.channel.message import Message
 from devipc.errors import (
     CapabilityError,
     ClosedError,
+    CompletionTimeout,
     DevIPCError,
     HandleError,
     PeerRefused,
@@ -37,6 +38,7 @@ from devipc.hicache.wire.transport import Taken, Way, take_offer
 __all__ = ["Clients"]
 
 _OLDER_S = 5.0
+_UNSERVED_S = 0.5
 _log = logging.getLogger("devipc.hicache")
 
 
@@ -82,6 +84,7 @@ class Clients:
         self._lock = threading.Lock()
         self._by_id: dict[bytes, AttachedClient] = {}
         self._entering: set[bytes] = set()
+        self._unserved: set[AttachedClient] = set()  # got no thread, and are not let go: who greets next tries again
         self._lives: dict[AttachedClient, tuple[Life, RemoteClient]] = {}
 
     def all(self) -> list[AttachedClient]:
@@ -134,6 +137,7 @@ class Clients:
 
     def _reserve(self, client: bytes, uid: int) -> None:
         """Make sure that nothing of an older attachment is left, and that there is room."""
+        self._end_unserved()
         with self._lock:
             if client in self._entering:
                 raise ResourceExhausted("this client is attaching already", code="busy", remedy="greet again")
@@ -198,13 +202,30 @@ class Clients:
         try:
             client.start()
         except DevIPCError:
-            self.let_go(client, _OLDER_S)
-            self.forget(client)
             taken.transport.close()
+            self._end(client, _OLDER_S)
             raise
         if link.state is not PeerState.CONNECTED:
             client.hang_up(ClosedError("the client went while it greeted"))
         return welcome, (self._index.fileno(), *taken.fds)
+
+    def _end(self, client: AttachedClient, timeout_s: float) -> None:
+        """Let go of one that no thread serves, and of its id; where that is not over in time, it is tried again."""
+        try:
+            self.let_go(client, timeout_s)
+        except CompletionTimeout as error:
+            _log.warning("the engine still maps memory of client %s: %s", client.client.hex()[:8], error)
+            with self._lock:
+                self._unserved.add(client)
+            return
+        self.forget(client)
+
+    def _end_unserved(self) -> None:
+        """Try again to end those that no thread serves: nobody else does, and each keeps its id and its room."""
+        with self._lock:
+            unserved, self._unserved = self._unserved, set()
+        for client in unserved:
+            self._end(client, _UNSERVED_S)
 
     def _welcome(self, theirs: p.HelloFrame, life: Life, remote: RemoteClient) -> bytes:
         welcome = answer_hello(
