@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from devipc.deadline import no_thread
+
 __all__ = ["tell_surely"]
 
 _AGAIN_S = 0.1
@@ -22,7 +24,7 @@ def tell_surely(tell: Callable[[], bool]) -> None:
 
     Raises
     ------
-    RuntimeError
+    ResourceExhausted
         When it was not heard, and there is no thread to repeat it.
     """
     heard = False
@@ -30,7 +32,11 @@ def tell_surely(tell: Callable[[], bool]) -> None:
         heard = tell()
     finally:
         if not heard:
-            threading.Thread(target=_repeat, args=(tell,), name="devipc-tell-again", daemon=True).start()
+            again = threading.Thread(target=_repeat, args=(tell,), name="devipc-tell-again", daemon=True)
+            try:
+                again.start()
+            except RuntimeError as error:
+                raise no_thread("tell a peer what it did not take", error) from error
 
 
 def _repeat(tell: Callable[[], bool]) -> None:
