@@ -16,7 +16,16 @@ from typing import TypeVar
 from devipc.errors import CompletionTimeout, ResourceExhausted
 from devipc.undoing import undo as undo_for_a_cause
 
-__all__ = ["bounded", "call_with_deadline", "deadline_after", "made_in", "no_thread", "pause_after", "remaining"]
+__all__ = [
+    "bounded",
+    "call_with_deadline",
+    "deadline_after",
+    "made_in",
+    "no_thread",
+    "pause_after",
+    "remaining",
+    "start_thread",
+]
 
 T = TypeVar("T")
 _LONGEST_S = 86400.0 * 365
@@ -54,6 +63,20 @@ def no_thread(what: str, error: RuntimeError) -> ResourceExhausted:
         code="threads",
         remedy="raise `ulimit -u` or the container's pids limit, or free memory",
     )
+
+
+def start_thread(thread: threading.Thread, what: str) -> None:
+    """Start a thread that is to do ``what``.
+
+    Raises
+    ------
+    ResourceExhausted
+        When none is to be had.
+    """
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise no_thread(what, error) from error
 
 
 class made_in:  # noqa: N801 - used as a function

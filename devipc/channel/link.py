@@ -19,7 +19,7 @@ from devipc.channel.listener import connect
 from devipc.channel.liveness import PeerWatch
 from devipc.channel.peerstate import PeerState, StateListeners
 from devipc.channel.seqpacket import Channel, LostMessage, Message
-from devipc.deadline import no_thread
+from devipc.deadline import start_thread
 from devipc.errors import (
     CapabilityError,
     ClosedError,
@@ -142,10 +142,7 @@ class Link:
                 return
             for target in (self._read, self._serve_all):
                 thread = threading.Thread(target=target, name=f"devipc-link{target.__name__}", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError as error:
-                    raise no_thread("talk to a peer", error) from error
+                start_thread(thread, "talk to a peer")
                 self._threads.append(thread)
             # Last, so that of a peer that has already left the goodbye is found before the death.
             (life_fd, pidfd), self._life = self._life, [None, None]

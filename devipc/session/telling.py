@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from devipc.deadline import no_thread
+from devipc.deadline import start_thread
 
 __all__ = ["tell_surely"]
 
@@ -33,10 +33,7 @@ def tell_surely(tell: Callable[[], bool]) -> None:
     finally:
         if not heard:
             again = threading.Thread(target=_repeat, args=(tell,), name="devipc-tell-again", daemon=True)
-            try:
-                again.start()
-            except RuntimeError as error:
-                raise no_thread("tell a peer what it did not take", error) from error
+            start_thread(again, "tell a peer what it did not take")
 
 
 def _repeat(tell: Callable[[], bool]) -> None:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from devipc.deadline import no_thread
+from devipc.deadline import start_thread
 
 __all__ = ["CallbackThread", "run_hooks"]
 
@@ -38,10 +38,7 @@ class CallbackThread:
         with self._lock:
             if self._thread is None and not self._closed:
                 thread = threading.Thread(target=self._run, name="devipc-hicache-callbacks", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError as error:
-                    raise no_thread("run callbacks", error) from error
+                start_thread(thread, "run callbacks")
                 self._thread = thread
         return partial(self._put, call)
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from devipc.deadline import deadline_after, no_thread, remaining
+from devipc.deadline import deadline_after, remaining, start_thread
 from devipc.errors import CompletionTimeout, DevIPCError, PeerGone, StaleError, UsageError
 from devipc.hicache.client.attach import FIRST_PAUSE_S, LONGEST_PAUSE_S, Target, attach, attach_first
 from devipc.hicache.client.attachment import Attachment
@@ -110,10 +110,7 @@ class DaemonLink:
         """See :class:`~devipc.hicache.client.links.EngineLink`."""
         self._answers = answers
         thread = threading.Thread(target=self._run, name="devipc-hicache-attach", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:
-            raise no_thread("attach to a cache daemon again", error) from error
+        start_thread(thread, "attach to a cache daemon again")
         self._thread = thread
         assert self._current is not None
         self._start(self._current)

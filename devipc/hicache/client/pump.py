@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from devipc.deadline import bounded, no_thread
+from devipc.deadline import bounded, start_thread
 from devipc.errors import CompletionTimeout, DevIPCError, PeerGone
 from devipc.hicache.wire.transport import Transport
 from devipc.hicache.wire.waiting import Waiters, baton, park, wake
@@ -69,10 +69,7 @@ class Pump:
         self._called = threading.Event()
         self._asleep = False
         self._thread = threading.Thread(target=self._background, name="devipc-hicache-answers", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            raise no_thread("take answers", error) from error
+        start_thread(self._thread, "take answers")
 
     # --- for those who wait ------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from weakref import WeakSet
 
 from devipc.completion import ProducerFence
-from devipc.deadline import no_thread
+from devipc.deadline import start_thread
 from devipc.errors import ClosedError, DevIPCError, UsageError
 from devipc.hicache.handles import ready_failure
 from devipc.hicache.moving.mover import MarkerPool
@@ -206,10 +206,7 @@ class Forwarder:
         with self._changed:
             if self._thread is None and not self._closed:
                 thread = threading.Thread(target=self._run, name="devipc-hicache-ready", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError as error:
-                    raise no_thread("look at ready points", error) from error
+                start_thread(thread, "look at ready points")
                 self._thread = thread
             self._waiting[slots, slot] = point, failed
             self._changed.notify()

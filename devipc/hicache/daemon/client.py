@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from devipc.channel.link import Link, PeerState
-from devipc.deadline import deadline_after, no_thread, remaining
+from devipc.deadline import deadline_after, remaining, start_thread
 from devipc.errors import ClosedError, CompletionTimeout, DevIPCError, HandleError, PeerGone, ProtocolError, WireError
 from devipc.hicache.daemon.outbox import Outbox
 from devipc.hicache.engine.session import Session
@@ -130,10 +130,7 @@ class AttachedClient(Answers):
             When no thread is to be had; the caller gives everything back.
         """
         self.link.on_state(self._on_state)
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            raise no_thread("serve a client", error) from error
+        start_thread(self._thread, "serve a client")
 
     def counts(self) -> Counter[tuple[str, str]]:
         """Return requests taken, by kind, and answers given, by event."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from devipc.channel.link import Link, PeerState
 from devipc.channel.listener import Listener
 from devipc.channel.seqpacket import Channel
-from devipc.deadline import no_thread
+from devipc.deadline import start_thread
 from devipc.errors import ClosedError, CompletionTimeout, DevIPCError, ResourceExhausted, UsageError
 
 __all__ = ["Gate"]
@@ -73,10 +73,7 @@ class Gate:
 
     def open(self) -> None:
         """Begin to accept."""
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            raise no_thread("accept clients", error) from error
+        start_thread(self._thread, "accept clients")
 
     def used(self, link: Link) -> None:
         """Keep a link, however long it is silent."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from devipc.channel.listener import remove_leftovers
-from devipc.deadline import no_thread
+from devipc.deadline import start_thread
 from devipc.errors import DeviceLostError, DevIPCError
 from devipc.hicache.daemon.options import DaemonConfig
 from devipc.hicache.daemon.remote import EngineProcess, EngineSpawn
@@ -153,10 +153,7 @@ class Keeper:
 
     def start(self) -> None:
         """Begin to start the first engine. Does not wait for it."""
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            raise no_thread("keep an engine", error) from error
+        start_thread(self._thread, "keep an engine")
 
     def wait_begun(self, timeout_s: float) -> bool:
         """Block until the first engine serves, or failed to: then :attr:`failure` says why. False while neither."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from devipc.channel.hello import decode_error
-from devipc.deadline import no_thread
+from devipc.deadline import start_thread
 from devipc.errors import ClosedError, CompletionTimeout, DeviceLostError, DevIPCError, FencePoisoned, ResourceExhausted
 from devipc.hicache.daemon.slotwords import SlotCancel, SlotFence
 from devipc.hicache.engine.copies import OpenedPool, Opener
@@ -258,10 +258,7 @@ class RemoteCarrier:
         self._open: dict[int, RemoteJob | _Watched | tuple[RemotePool, Opener]] = {}
         self._closing: dict[int, Callable[[], None]] = {}
         self._thread = threading.Thread(target=self._take_all, name="devipc-hicache-reports", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            raise no_thread("hear of copies", error) from error
+        start_thread(self._thread, "hear of copies")
 
     # --- for lanes and operations ---
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from devipc.deadline import no_thread
+from devipc.deadline import start_thread
 from devipc.hicache.daemon.client import AttachedClient
 from devipc.hicache.daemon.keeper import Keeper, Life
 from devipc.hicache.tier.hosttier import HostTier
@@ -75,10 +75,7 @@ class Watchdog:
         ResourceExhausted
             When no thread is to be had.
         """
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            raise no_thread("look after the engine and its clients", error) from error
+        start_thread(self._thread, "look after the engine and its clients")
 
     def close(self) -> None:
         """Stop looking. Blocks for a moment."""

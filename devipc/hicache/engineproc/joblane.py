@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from devipc.channel.hello import encode_error
-from devipc.deadline import no_thread
+from devipc.deadline import start_thread
 from devipc.errors import CompletionTimeout, DevIPCError
 from devipc.hicache.engine.localcopies import LocalCopies, LocalJob
 from devipc.hicache.engineproc.clients import Clients, EngineClient, MappedPool
@@ -122,10 +122,7 @@ class JobLane:
         ResourceExhausted
             When no thread is to be had.
         """
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            raise no_thread("copy pages", error) from error
+        start_thread(self._thread, "copy pages")
 
     @property
     def flying(self) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from devipc.channel.hello import encode_error
 from devipc.completion import Fence
-from devipc.deadline import no_thread
+from devipc.deadline import no_thread, start_thread
 from devipc.errors import CompletionTimeout, DevIPCError, FencePoisoned
 from devipc.hicache.engineproc.clients import Clients, EngineClient
 from devipc.hicache.layout import decode_layout
@@ -93,10 +93,7 @@ class Watcher:
         ResourceExhausted
             When no thread is to be had.
         """
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            raise no_thread("watch ready points", error) from error
+        start_thread(self._thread, "watch ready points")
 
     @property
     def watched(self) -> int:
