@@ -20,7 +20,7 @@ _SUBMITTING = 0.6
 """Share of the time that the bytes take in which batches may be submitted: the device is to find them when it comes to
 them, and planning and the interpreter take their part too."""
 _AROUND_S = 0.4e-3
-"""What an operation takes of them beside that: it is taken and planned, and they begin together. Of operations
+"""What an operation is counted to take of them beside that: it is taken and planned, and they begin together. Of those
 that take a bus 2.4 ms batches came late that could be submitted in .6 of it, of 5 ms in time (H200, 2026-12-01)."""
 _LEAST_S = 0.2e-3
 """What batches must save of each list: several threads begin, and streams wait for each other."""
